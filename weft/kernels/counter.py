@@ -77,6 +77,6 @@ def keep(words: Any, rate: float, *, batch: Any, head: Any, query: Any, key: Any
     return jnp.where(is_later(key), word << 16, word) < threshold(rate)
 
 
-def keep_elements(words: Any, rate: float, *, high: Any, low: Any) -> Any:
-    """Where dropout keeps elements, by the two words of their row-major index."""
-    return mix(mix(words[0] + low) ^ mix(words[1] + high)) < threshold(rate)
+def keep_elements(low: Any, high: Any, rate: float) -> Any:
+    """Where dropout keeps elements, by the two words of index and key added up."""
+    return mix(mix(low) ^ mix(high)) < threshold(rate)

@@ -5,14 +5,17 @@ are the same however a program is laid out and attention is done. They take a te
 `wf.dropout` keeps. Of shares, dims before `length` count the rows of the batch, those after it the heads.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from ..dims import Dim, Shape
 from ..kernels import counter
-from ..layout import Placement, Region, axes_in
+from ..layout import Placement, axes_in
 from ..lower.collectives import as_varying, first_place, varying
 from ..lower.dealt import Dealt, dealt_among
 from ..lower.move import result
@@ -58,10 +61,48 @@ def drop(x: Tensor, rate: float, key: Any) -> Tensor:
     rate = check_rate(rate)
     shape, region, placement, sizes = slice_of(x.dims, x, "dropout")
     dealt = dealt_among(shape)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # bits are drawn again: cheaper than to keep them
+    def apply(array: Any, words: Any) -> Any:
+        number = None if dealt is None else words[2]
+        low = words[0]  # first, so that no loop's compiler takes the index for the same in every turn, and keeps it
+        for here, stride in _strided(shape, placement, sizes, dealt, number):
+            low = low + here * jnp.uint32(stride % 2**32)
+        high = _high_words(shape, placement, sizes, dealt, number)
+        kept = counter.keep_elements(low, words[1] + high, rate)
+        return jnp.where(kept, (array / (1 - rate)).astype(array.dtype), jnp.zeros((), array.dtype))
+
     words = _words_here(key, dealt, placement)
-    number = None if dealt is None else words[2]
-    high, low = global_index(shape, slice_places(placement, sizes)(None), sizes, dealt, number)
-    return _keep_where(counter.keep_elements(words, rate, high=high, low=low), x, rate, shape, region)
+    return result(apply(as_varying(x.raw, varying(words)), words), shape, region)
+
+
+def _strided(
+    shape: Shape, placement: Placement, sizes: Sequence[int], dealt: Dealt | None, number: Any
+) -> Iterator[tuple[Any, int]]:
+    """The global index along each dim, which broadcasts, and how far apart its elements are in the whole."""
+    rows = None if dealt is None else dealt.position(shape)
+    stride = 1
+    for i in reversed(range(len(shape))):
+        here, count = _along(placement, sizes, i), shape[i].count
+        if dealt is not None and i == rows:
+            here, count = here * jnp.uint32(dealt.count) + number, count * dealt.count
+        yield here, stride
+        stride *= count
+
+
+def _high_words(shape: Shape, placement: Placement, sizes: tuple[int, ...], dealt: Dealt | None, number: Any) -> Any:
+    """The high words of the row-major index; 0 where a word can count all elements."""
+    if math.prod(dim.count for dim in shape) * (1 if dealt is None else dealt.count) <= 2**32:
+        return jnp.uint32(0)
+    return global_index(shape, slice_places(placement, sizes)(None), sizes, dealt, number)[0]
+
+
+def _along(placement: Placement, sizes: Sequence[int], position: int) -> Any:
+    """The global index of this processor's slice along a dim, which broadcasts."""
+    sides = [1] * len(sizes)
+    sides[position] = sizes[position]
+    start = jnp.asarray(first_place(placement[position], sizes[position])).astype("uint32")
+    return (start + jnp.arange(sizes[position], dtype="uint32")).reshape(sides)
 
 
 @recorded(name="dropout")
@@ -71,24 +112,15 @@ def drop_shares(share: Tensor, rate: float, key: Any, *, dims: Sequence[Dim]) ->
     dealt = dealt_among(dims)
     words = _words_here(key, dealt, placement)
 
-    def along(position: int) -> Any:
-        sides = [1] * len(sizes)
-        sides[position] = sizes[position]
-        start = jnp.asarray(first_place(placement[position], sizes[position])).astype("uint32")
-        return as_varying((start + jnp.arange(sizes[position], dtype="uint32")).reshape(sides), varying(words))
-
-    index = {dim.name: along(i) for i, dim in enumerate(shape)}
+    index = {dim.name: as_varying(_along(placement, sizes, i), varying(words)) for i, dim in enumerate(shape)}
     own = index_shares(dims, index, dealt, None if dealt is None else words[2])
-    return _keep_where(counter.keep(words[:2], rate, **own._asdict()), share, rate, shape, region)
+    kept = result(counter.keep(words[:2], rate, **own._asdict()), shape, region)
+    return where(kept, cast(share / (1 - rate), share.dtype), jnp.zeros((), share.dtype))
 
 
 def _words_here(key: Any, dealt: Dealt | None, placement: Placement) -> Any:
     words = key_words(need_key(key, "dropout"), dealt)
     return as_varying(words, frozenset(axes_in(placement)) | varying(words))
-
-
-def _keep_where(kept: Any, x: Tensor, rate: float, shape: Shape, region: Region | None) -> Tensor:
-    return where(result(kept, shape, region), cast(x / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
 
 
 __all__ = ["ShareIndex", "drop", "drop_shares", "index_shares"]

@@ -124,7 +124,7 @@ class _LivenessReader:
         buffers = {
             value: Buffer(self.bytes(value, is_global), value.aval, index=i) for i, value in enumerate(body.inputs)
         }
-        schedule = TaskOrder(list(buffers.values()), [], [])
+        schedule, masks = TaskOrder(list(buffers.values()), [], []), dict[Any, Task]()
 
         def buffer(value: Value) -> Buffer:
             if value not in buffers:  # a constant
@@ -138,7 +138,12 @@ class _LivenessReader:
             if step.kind in _SAME_BYTES and sizes == [each.bytes for each in operands[: len(sizes)]]:
                 buffers.update(zip(step.results, operands, strict=False))
                 continue
+            if is_mask(step) and (step.op, *sizes) in masks:  # drawn again: the compiler finds that it has it
+                buffers.update(zip(step.results, masks[step.op, *sizes].results, strict=True))
+                continue
             task = Task(step, operands)
+            if is_mask(step):
+                masks[step.op, *sizes] = task
             task.results = [Buffer(size, value.aval, task) for size, value in zip(sizes, step.results, strict=True)]
             buffers.update(zip(step.results, task.results, strict=True))
             if isinstance(step, Loop):
@@ -159,6 +164,11 @@ class _LivenessReader:
                 work.append(self._remats[remat])
             if step.kind is Role.PRODUCT and step.phase == "recompute":
                 self._remats[remat].recomputes = True
+
+
+def is_mask(step: Step) -> bool:
+    """Whether it says what dropout keeps, by comparing words of random bits."""
+    return step.kind is Role.COMPARE and any(str(value.aval.dtype) == "uint32" for value in step.operands)
 
 
 def plain_size(shape: Sequence[int], itemsize: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..graph import Loop
 from ..primitives import FUSED, Role, batch_dims_of
-from .liveness import Buffer, Task, TaskOrder
+from .liveness import Buffer, Task, TaskOrder, is_mask
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,26 @@ def _is_filled(value: Buffer) -> bool:
     return maker is not None and maker.kind is Role.BROADCAST and all(one.is_written for one in maker.operands)
 
 
-def _is_turned(value: Buffer, seen: set[int]) -> bool:
+def _is_turned(value: Buffer) -> bool:
     """Whether a batched product makes or uses it, or what it meets, in another order."""
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    for use in value.uses:
-        if use.kind is Role.PRODUCT and _is_batched_inside(use.step.eqn, use.operands.index(value)):
-            return True
-        if use.kind in FUSED and any(_is_turned(each, seen) for each in (*use.results, *use.operands)):
-            return True
-    maker = value.maker
-    if maker is None or maker.kind not in FUSED:
-        return False
-    if maker.kind is Role.TRANSPOSE and (before := maker.operands[0].maker) is not None and _is_batched(before):
-        return True
-    return any(_is_turned(each, seen) for each in maker.operands)
+    seen, left = {id(value)}, [value]
+    while left:
+        value = left.pop()
+        met: list[Buffer] = []
+        for use in value.uses:
+            if use.kind is Role.PRODUCT and _is_batched_inside(use.step.eqn, use.operands.index(value)):
+                return True
+            if use.kind in FUSED:
+                met += (*use.results, *use.operands)
+        if (maker := value.maker) is not None and maker.kind in FUSED:
+            before = maker.operands[0].maker if maker.kind is Role.TRANSPOSE else None
+            if before is not None and _is_batched(before):
+                return True
+            met += maker.operands
+        new = [each for each in met if id(each) not in seen]
+        seen.update(map(id, new))
+        left += new
+    return False
 
 
 def _is_batched(task: Task) -> bool:
@@ -224,8 +228,10 @@ class Course:
             is_folded = all(use.kind is Role.PRODUCT for use in others) and len(others) <= self.rules.into_products
             return value.maker is None or not is_folded
         # A mask of random bits: they are not drawn again for each use.
-        is_mask = value.maker is not None and value.maker.kind is Role.COMPARE and self._is_of_random_bits(value.maker)
-        return self.rules.keeps_masks and len(value.uses) > 1 and is_mask
+        if not self.rules.keeps_masks or len(value.uses) < 2 or value.maker is None:
+            return False
+        is_of_threefry = value.maker.kind is Role.COMPARE and self._is_of_random_bits(value.maker)
+        return is_of_threefry or is_mask(value.maker.step)
 
     def _is_of_random_bits(self, task: Task) -> bool:
         return any(value.maker is not None and id(value.maker) in self._drawn for value in task.operands)
@@ -351,7 +357,7 @@ class Course:
             return
         first = sum(task.step.parts)
         for value, piece in zip(task.operands[first:], task.bodies[0].inputs[first:], strict=True):
-            if self._is_piled(value) and _is_turned(piece, set()):
+            if self._is_piled(value) and _is_turned(piece):
                 yield value
 
     def _course(self, task: Task, body: TaskOrder) -> "Course":
