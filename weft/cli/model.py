@@ -61,7 +61,7 @@ MODEL = Annotated[
     ),
 ]
 MESH = Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")]
-LAYOUT = Annotated[str | None, typer.Option(metavar="LAYOUT", help="The layout, like `batch:rows`.")]
+LAYOUT = Annotated[str | None, typer.Option(metavar="RULES", help="The layout, like `batch:rows`.")]
 BATCH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows in a batch of a preset or a run.")]
 LENGTH = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a row of a preset or a run.")]
 OPTIMIZER = Annotated[

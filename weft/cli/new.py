@@ -80,7 +80,7 @@ def new(
     ] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`, or `auto`.")] = None,
     layout: Annotated[
-        str | None, typer.Option(metavar="LAYOUT", help="The layout, like `batch:rows`; `auto` searches the best.")
+        str | None, typer.Option(metavar="RULES", help="The layout, like `batch:rows`; `auto` searches the best.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many steps; 1000 if not said.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = None,

@@ -86,7 +86,7 @@ def plan(
     memory: MEMORY = None,
     share: SHARE = None,
     against: Annotated[
-        str | None, typer.Option(metavar="LAYOUT", help="A second layout; --html shows both side by side.")
+        str | None, typer.Option(metavar="RULES", help="A second layout; --html shows both side by side.")
     ] = None,
     target: Annotated[
         str | None,

@@ -42,7 +42,7 @@ def show(
     ledger: Annotated[bool, typer.Option("--ledger", help="Print only the collectives, as a table.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the program as JSON.")] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="LAYOUT", help="Print what changes from --layout to this one.")
+        str | None, typer.Option(metavar="RULES", help="Print what changes from --layout to this one.")
     ] = None,
     batch: BATCH = None,
     length: LENGTH = None,

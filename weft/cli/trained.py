@@ -36,7 +36,7 @@ Average = Annotated[int, typer.Option(min=1, metavar="K", help="The mean of so m
 Mesh = Annotated[
     str | None, typer.Option(metavar="AXES", help="A mesh to run on, like `cols=8`; `''` is one processor.")
 ]
-Layout = Annotated[str | None, typer.Option(metavar="LAYOUT", help="How it is split over the mesh, like `vocab:cols`.")]
+Layout = Annotated[str | None, typer.Option(metavar="RULES", help="How it is split over the mesh, like `vocab:cols`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 MeshAndLayout = tuple[Processors, Rules] | tuple[None, None]

@@ -31,7 +31,7 @@ EXPORT_EXAMPLES = """Examples:
 """
 
 Mesh = Annotated[str | None, typer.Option(metavar="AXES", help="A mesh to hold the weights on, like `cols=8`.")]
-Layout = Annotated[str | None, typer.Option(metavar="LAYOUT", help="How they lie on it, like `vocab:cols`.")]
+Layout = Annotated[str | None, typer.Option(metavar="RULES", help="How they lie on it, like `vocab:cols`.")]
 
 
 def import_weights(
