@@ -79,7 +79,7 @@ def drop(x: Tensor, rate: float, key: Any) -> Tensor:
 def _strided(
     shape: Shape, placement: Placement, sizes: Sequence[int], dealt: Dealt | None, number: Any
 ) -> Iterator[tuple[Any, int]]:
-    """The global index along each dim, which broadcasts, and how far apart its elements are in the whole."""
+    """The global index along each dim, which broadcasts, and the stride of each."""
     rows = None if dealt is None else dealt.position(shape)
     stride = 1
     for i in reversed(range(len(shape))):
