@@ -79,7 +79,7 @@ def halves(logits, tokens, step):
         (dict(ngrams=2, min_length=3, end=1), "`min_length` is given, and tokens that are checked", "leave out"),
         (dict(ngrams=2, stream=print), "`stream` is given, and tokens that are checked at once", "leave out"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_what_cannot_be_asked_is_told_with_its_cure(how, fact, fix):
     with pytest.raises(wf.WeftError) as raised:

@@ -175,10 +175,14 @@ def test_bytes_put_together_are_those_of_a_trace():
         assert composed <= real, layout
 
 
+DIVIDING = ["batch", "heads", "d_ff", "vocab", "d_model", "params.d_model"]
+"""Dims that divide what others send. Rings, `stream` and ZeRO change where sums stand: of those composed bytes only order."""
+
+
 @pytest.mark.slow
 def test_bytes_of_a_language_model_put_together_are_those_of_a_trace():
     model = load_preset("tiny-lm", optimizer="sgd")
-    found = list(composed_and_traced(model.fn, model.args, "x=2,y=4", None, count=200))
+    found = list(composed_and_traced(model.fn, model.args, "x=2,y=4", DIVIDING, count=200))
     assert len(found) == 200
     for layout, composed, real in found:
         # Stored by `params.` rules the table of words is looked up in another way on each mesh, which others follow.
@@ -190,7 +194,7 @@ def test_bytes_of_a_language_model_put_together_are_those_of_a_trace():
 @pytest.mark.slow
 def test_on_three_axes_they_are_nearly_always_and_never_more():
     model = load_preset("tiny-lm", optimizer="sgd")
-    found = list(composed_and_traced(model.fn, model.args, "x=2,y=2,z=2", None, count=200))
+    found = list(composed_and_traced(model.fn, model.args, "x=2,y=2,z=2", DIVIDING, count=200))
     assert all(composed <= real + NUMBERS for _, composed, real in found)
     assert sum(abs(composed - real) <= NUMBERS for _, composed, real in found) >= 180
 
