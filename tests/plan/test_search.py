@@ -176,7 +176,7 @@ def test_bytes_put_together_are_those_of_a_trace():
 
 
 DIVIDING = ["batch", "heads", "d_ff", "vocab", "d_model", "params.d_model"]
-"""Dims that divide what others send. Rings, `stream` and ZeRO change where sums stand: of those composed bytes only order."""
+"""Dims that divide what others send; rings, `stream` and ZeRO change where sums stand, and only order is composed there."""
 
 
 @pytest.mark.slow
