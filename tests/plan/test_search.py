@@ -176,7 +176,7 @@ def test_bytes_put_together_are_those_of_a_trace():
 
 
 DIVIDING = ["batch", "heads", "d_ff", "vocab", "d_model", "params.d_model"]
-"""Dims that divide what others send; rings, `stream` and ZeRO change where sums stand, and only order is composed there."""
+"""Dims that divide what others send; of rings, `stream` and ZeRO, which move sums, only the order is composed."""
 
 
 @pytest.mark.slow
