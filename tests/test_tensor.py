@@ -95,8 +95,14 @@ def test_repr_of_a_stored_parameter_shows_how_it_lies():
     )
 
 
-def test_repr_of_a_number_has_no_dims():
-    assert repr(wf.tensor(1.0, [])) == "f32[]"
+def test_repr_of_a_number_has_no_dims_and_its_value_where_that_is_known():
+    assert repr(wf.tensor(1.5, [])) == str(wf.tensor(1.5, [])) == "f32[] 1.5"
+    assert repr(wf.parameter(2.0, [])) == "param f32[] 2.0" and repr([wf.tensor(3, [])]) == "[i32[] 3]"
+    assert repr(wf.tensor(jax.ShapeDtypeStruct((), "float32"), [])) == "f32[]"
+    assert seen_inside(lambda x: repr(wf.sum(x, over=x.dims)), x) == "f32[]"
+    seen = []
+    jax.jit(lambda n: seen.append(repr(n)))(wf.tensor(1.5, []))
+    assert seen == ["f32[]"]
 
 
 def test_text_has_the_values_where_there_are_some():

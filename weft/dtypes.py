@@ -1,5 +1,6 @@
 """Dtypes and values of arrays: what a caller means, what has room, what is known."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -63,6 +64,13 @@ def has_values(array: Any) -> bool:
         return False
     is_there = isinstance(array, jax.Array) and array.is_fully_addressable and not array.is_deleted()
     return is_there and not is_key(array)
+
+
+def value_text(array: Any) -> str:
+    """A number's value after a space; empty where it is not known, or failed."""
+    with contextlib.suppress(RuntimeError):  # what was to compute it has failed: whoever asks for it hears why
+        return f" {np.asarray(array)}" if has_values(array) else ""
+    return ""
 
 
 def is_key(value: Any) -> bool:

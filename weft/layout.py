@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from .cells import layout_cell
 from .dims import NAME, UNSHOWN, Dim, Dims, Shape, list_dims
 from .errors import LayoutError, closest, describe_region_by, public
 from .mesh import LONGEST_TEXT, Mesh
@@ -62,15 +63,14 @@ class Layout:
     def __repr__(self) -> str:
         return f"Layout({str(self)!r})"
 
+    def _repr_html_(self) -> str:
+        return layout_cell(self.written)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._content == other._content
+        return isinstance(other, Layout) and self.written == other.written
 
     def __hash__(self) -> int:
-        return hash(self._content)
-
-    @property
-    def _content(self) -> frozenset[Any]:
-        return frozenset(self.written.items())
+        return hash(frozenset(self.written.items()))
 
     @property
     def axes(self) -> frozenset[str]:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from .cells import mesh_cell
 from .checks import is_whole
 from .devices import arrange, describe, in_given_order, take
 from .dims import NAME
@@ -153,6 +154,9 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        return mesh_cell(self.axes, self.levels)
 
 
 MeshLike = Mesh | str | Mapping[str, int]

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from .cells import placed, preformatted, tensor_cell
 from .compat import is_check_of_scalar, is_operator_of_array, to_device, varying
 from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
-from .dtypes import has_values, need_room, short_dtype
+from .dtypes import has_values, need_room, short_dtype, value_text
 from .elsewhere import OF_A_TENSOR, unknown_method, wrong_rename
 from .errors import DimError, RegionError, TensorError, UnknownNameError, fold_frames, public
 from .layout import Layout, Placement, Region, axes_in, typed
@@ -144,12 +145,23 @@ class Tensor(Operators):
     def __repr__(self) -> str:
         if not hasattr(self.raw, "dtype"):
             return f"Tensor[{self._dims}]({self.raw!r})"
-        return f"{'param ' * self.kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
+        text = f"{'param ' * self.kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
+        return text if self._dims or self.region is not None else text + value_text(self.raw)
 
     def __str__(self) -> str:
-        if self.region is not None or not has_values(self.raw):
+        if not self._dims or self.region is not None or not has_values(self.raw):
             return repr(self)
-        return f"{self!r}{chr(10) if self._dims else ' '}{np.asarray(self)}"
+        return f"{self!r}\n{np.asarray(self)}"
+
+    def _repr_html_(self) -> str:
+        if not hasattr(self.raw, "dtype"):
+            return preformatted(repr(self))
+        inside = (placement(self), self.region.mesh.axes) if self.region is not None else None
+        over, axes = inside or placed(self.raw, len(self._dims))
+        values = self.raw if self.region is None and has_values(self.raw) else None
+        kind = "a frozen parameter" if self.kind.frozen else "a parameter" if self.kind.is_parameter else "a tensor"
+        sizes = {dim.name: dim.count for dim in self._dims}
+        return tensor_cell(kind, short_dtype(self.dtype), sizes, over, axes, values)
 
     @fold_frames
     def __format__(self, form: str) -> str:

@@ -4,11 +4,13 @@ Read off the traced jaxpr, which is what is compiled. A loop of known length mul
 counts its larger side, and a `while_loop` counts one turn and says so.
 """
 
+import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..cells import cell, coloured, folded, line, quiet, table
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
 from ..layout import HOST
@@ -17,6 +19,10 @@ from ..text import columns, plural, size_text
 from .reading import Reading
 from .reasons import reason
 from .update import implied
+
+_TITLES = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
+_RIGHT = (4, 5, 6)
+_FEW = 12  # rows that a notebook shows unfolded
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,7 @@ class Ledger(Sequence[Row]):
         """The rows as a table, with totals per axis."""
         if not self.rows:
             return "nothing is sent"
-        titles = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
-        lines = columns([titles, *(_cells(row) for row in self.rows)], right=(4, 5, 6))
+        lines = columns([_TITLES, *(_cells(row) for row in self.rows)], right=_RIGHT)
         return "\n".join([*lines, "", *self.totals()])
 
     def totals(self) -> list[str]:
@@ -150,6 +155,18 @@ class Ledger(Sequence[Row]):
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        axes = self._axes or list(dict.fromkeys(axis for row in self.rows for axis in row.axes))
+        head = line(f"<b>Ledger</b>{quiet(f'{len(self.rows):,} rows')}")
+        totals = [line(f"over {coloured([axis], axes)}: {self.total(axis)}") for axis in axes]
+        rows = []
+        for row in self.rows:
+            phase, collective, _, *more, source, reason = map(html.escape, _cells(row))
+            rows.append((phase, f"<b>{collective}</b>", coloured(row.axes, axes), *more, source, reason))
+        notes = [line(quiet(note)) for note in (self.notes() if self.rows else ["nothing is sent"])]
+        shown = folded("collectives", table(_TITLES, rows, right=_RIGHT), is_open=len(rows) <= _FEW) if rows else ""
+        return cell(head, *totals, *notes, shown)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

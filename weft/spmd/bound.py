@@ -62,6 +62,15 @@ class Bound(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+    def __repr__(self) -> str:
+        on = f", mesh={str(self.mesh)!r}, layout={str(self.layout)!r}" if self.mesh is not None else ""
+        return f"{type(self).__name__}({self.of}{on})"
+
+    @property
+    def of(self) -> str:
+        """The name of the function it was made of."""
+        return self.__name__
+
     def abstract(self, *args: Any, **kwargs: Any) -> Traced:
         """The program traced without devices."""
         ...

@@ -3,17 +3,23 @@
 Stands below the step. Every float among the parameters is trained, named or not, unless it is frozen.
 """
 
+import html
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ..cells import cell, folded, line, placed, quiet, table, typed_cell
 from ..dims import Shape
+from ..dtypes import has_values, short_dtype
 from ..errors import RegionError, TensorError
 from ..leaves import array_of, is_array, is_data, is_number, is_trained, named_leaves, unnamed_error
 from ..lower.trees import map_tensors
 from ..tensor import Tensor, is_donated, is_tensor, make, with_kind
+from ..text import count_text, plural
 from .bound import Input, path_words, says_enough
 
 
@@ -23,6 +29,31 @@ class TrainState(NamedTuple):
     params: Any
     optimizer: Any
     step: Any
+
+    def _repr_html_(self) -> str:
+        return state_cell(self)
+
+
+def state_cell(state: TrainState) -> str:
+    """A state as a notebook shows it: what is trained, and the optimizer's arrays."""
+    tables = []
+    for title, tree in (("parameters", state.params), ("optimizer", state.optimizer)):
+        leaves = [(path, leaf) for path, leaf in named_leaves(tree) if is_data(leaf)]
+        rows = [(html.escape(path), *_leaf_cells(leaf)) for path, leaf in leaves]
+        count = sum(math.prod(array_of(leaf).shape) for _, leaf in leaves)
+        name = f"{title}: {plural(len(rows), 'array')}, {count_text(count)} numbers"
+        tables.append(folded(name, table(("name", "type", "shape", "kind"), rows), is_open=title == "parameters"))
+    step = state.step if has_values(state.step) and not np.shape(state.step) else ""
+    return cell(line("<b>TrainState</b>", quiet(f"after step {step}") if step != "" else ""), *tables)
+
+
+def _leaf_cells(leaf: Any) -> tuple[str, str, str]:
+    """The type of a leaf with its axes in colours, its shape, and what it is."""
+    array = array_of(leaf)
+    over, axes = placed(array, len(array.shape))
+    dims = leaf.dims.names if is_tensor(leaf) else tuple(map(str, array.shape))
+    kind = "" if not is_tensor(leaf) else "frozen" if leaf.kind.frozen else "trained" if is_trained(leaf) else "kept"
+    return typed_cell(short_dtype(leaf.dtype), dims, over, list(axes)), " x ".join(map(str, array.shape)), kind
 
 
 def as_parameters(params: Any) -> Any:

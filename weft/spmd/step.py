@@ -122,6 +122,10 @@ class TrainStep(Bound):
         self._batches: dict[Any, list[Any]] = {}
         """The shardings of the arrays of batches placed before, by the structure of a batch and their shapes."""
 
+    @property
+    def of(self) -> str:
+        return getattr(self.loss, "__name__", type(self.loss).__name__)
+
     def on_mesh(self, mesh: Mesh, layout: Layout, *, strict: bool, donate: tuple[int, ...]) -> "TrainStep":
         """This step bound to a mesh and a layout; the same again for the same two."""
         donate = tuple(sorted({*self.donate, *donate}))
