@@ -104,7 +104,10 @@ def test_inside_a_region_a_tensor_shows_its_placement_and_no_slice():
     assert not any("7.2" in found.words for found in (inside, traced))
 
 
-@pytest.mark.parametrize("raw", [object(), None, "<script>", jax.ShapeDtypeStruct((2,), "float32")], ids=lambda raw: type(raw).__name__)
+RAW = [object(), None, "<script>", jax.ShapeDtypeStruct((2,), "float32")]
+
+
+@pytest.mark.parametrize("raw", RAW, ids=lambda raw: type(raw).__name__)
 def test_anything_in_a_tensors_place_shows(raw):
     structure = jax.tree.structure(wf.tensor(np.ones(2, "float32"), "d"))
     text = jax.tree.unflatten(structure, [raw])._repr_html_()
