@@ -17,7 +17,7 @@ COLOURS = 6
 _LIGHT = ("#0062b1", "#b04600", "#006b4a", "#97386f", "#736000", "#4a5568")
 _DARK = ("#6cb6ff", "#ff9d5c", "#4fd1a5", "#ec9bc8", "#dcc35c", "#b8c0cc")
 _MOST_ROWS = 200
-_MOST_VALUES, _FEW, _CORNER = 1000, 64, 6
+_MOST_VALUES, _FEW, _CORNER, _DIGITS = 1000, 64, 6, 4
 
 
 def _colours(colours: Sequence[str], more: str) -> str:
@@ -72,10 +72,10 @@ def folded(title: str, *parts: str, is_open: bool = False) -> str:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> str:
     """Rows of markup under titles of text; of very many, the first."""
-    kinds = ['class="right"' if i in set(right) else "" for i in range(len(titles))]
-    heads = "".join(f"<th {kind}>{html.escape(title)}</th>" for title, kind in zip(titles, kinds, strict=True))
+    kinds = [' class="right"' if i in set(right) else "" for i in range(len(titles))]
+    heads = "".join(f"<th{kind}>{html.escape(title)}</th>" for title, kind in zip(titles, kinds, strict=True))
     shown = [
-        "".join(f"<td {kind}>{content}</td>" for content, kind in zip(row, kinds, strict=True))
+        "".join(f"<td{kind}>{content}</td>" for content, kind in zip(row, kinds, strict=True))
         for row in rows[:_MOST_ROWS]
     ]
     more = f"{len(rows) - _MOST_ROWS:,} more" if len(rows) > _MOST_ROWS else ""
@@ -157,7 +157,7 @@ def _values(values: Any, sizes: Sequence[int]) -> str:
     corner = [1 if at < len(sizes) - 2 else _CORNER for at in range(len(sizes))]
     values = values[tuple(slice(size if is_whole else min(size, few)) for size, few in zip(sizes, corner, strict=True))]
     try:
-        text = str(np.asarray(values))
+        text = np.array2string(np.asarray(values), precision=_DIGITS)
     except RuntimeError:  # what was to compute them has failed
         return line(quiet("its values could not be computed"))
     if not sizes:

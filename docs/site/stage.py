@@ -7,6 +7,7 @@ Files keep their paths, so links between texts hold on the site as they do in th
 no text becomes a link to a page that shows it.
 """
 
+import json
 import re
 import shutil
 import sys
@@ -93,8 +94,29 @@ def _page_of(path: Path, link: str, folder: Path) -> str:
 def _show_file(file: Path, folder: Path) -> None:
     """A page that shows a file of the repository."""
     name = file.relative_to(ROOT)
+    if file.suffix == ".ipynb":
+        if not (folder / f"{name}.md").exists():
+            _write(folder / f"{name}.md", "")  # notebooks may link to each other in a circle
+            _write(folder / f"{name}.md", _notebook_text(file, folder))
+        return
     code = f"````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text(encoding='utf-8').rstrip()}\n````"
     _write(folder / f"{name}.md", f"# `{name}`\n\n{code}\n")
+
+
+def _notebook_text(file: Path, folder: Path) -> str:
+    """A notebook as a text: its words, its code, and what came out of it."""
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(LINK.sub(lambda link: f"{link[1]}{_page_of(file, link[2], folder)}{link[4]}", source))
+            continue
+        parts.append(f"````python\n{source}\n````")
+        for output in cell["outputs"]:
+            shown = output.get("data", {"text/plain": output.get("text", [])})
+            text = "".join(shown["text/plain"]).rstrip()
+            parts.append("".join(shown["text/html"]) if "text/html" in shown else f"````text\n{text}\n````")
+    return "\n\n".join(parts) + "\n"
 
 
 def _list_files(file: Path, folder: Path) -> str:
