@@ -86,7 +86,9 @@ def test_of_a_large_tensor_a_corner_is_shown_and_of_a_padded_one_its_values():
     large = read(wf.tensor(np.arange(30_000).reshape(3, 100, 100), "layers a b"))
     assert "the first values [[[ 0 1 2 3 4 5]" in large.words and "999" not in large.words
     padded = read(wf.pad_to(wf.tensor(np.ones(3, "float32"), "d"), "d", 4))
-    assert padded.words.endswith("dim size d 3 values [1. 1. 1.]")
+    assert padded.words.endswith("dim size d 3, padded to 4 values [1. 1. 1.]")
+    split = wf.put(wf.pad_to(wf.tensor(np.ones(3, "float32"), "d"), "d", 4), mesh=MESH, layout="d:rows")
+    assert "d 3, padded to 4 rows 2 values [1. 1. 1.]" in read(split).words
 
 
 def test_inside_a_region_a_tensor_shows_its_placement_and_no_slice():
@@ -124,7 +126,7 @@ def test_a_ledger_marks_its_collectives_and_totals():
     x = wf.tensor(np.ones((8, 6), "float32"), "batch d_ff")
     program = wf.trace(lambda x: wf.sum(x, over="d_ff"), x, mesh=MESH, layout="batch:rows,d_ff:cols")
     found = read(program.ledger)
-    assert "Ledger 1 rows over rows : nothing over cols : 16 B in 1 call collectives" in found.words
+    assert "Ledger 1 row over rows : nothing over cols : 16 B in 1 call collectives" in found.words
     assert "all_reduce cols f32[batch]" in found.words.replace("float32", "f32") and "details" in dict(found.tags)
     assert found.coloured() == {"a0", "a1"}
     assert "nothing is sent" in read(Ledger([])).words

@@ -110,7 +110,8 @@ def mesh_cell(axes: Mapping[str, int], levels: Sequence[Sequence[str]]) -> str:
         for name in level
     ]
     head = line("<b>Mesh</b>", quiet("1 processor" if size == 1 else f"{size:,} processors"))
-    return cell(head, table(("axis", "processors", "links"), rows, right=(1,)))
+    titles = ("axis", "processors", "links")[: 3 if len(levels) > 1 else 2]
+    return cell(head, table(titles, [row[: len(titles)] for row in rows], right=(1,)))
 
 
 def layout_cell(rules: Mapping[str, Sequence[str]]) -> str:
@@ -135,20 +136,21 @@ def placed(array: Any, rank: int) -> tuple[tuple[tuple[str, ...], ...], Mapping[
 def tensor_cell(
     kind: str,
     dtype: str,
-    dims: Mapping[str, int],
+    dims: Sequence[Any],
     placement: Sequence[Sequence[str]],
     axes: Mapping[str, int],
     values: Any = None,
 ) -> str:
     """A tensor: its type, its dims with their sizes and slices, and its first values."""
-    head = line(f"<b>{typed_cell(dtype, list(dims), placement, list(axes))}</b>", quiet(kind))
+    head = line(f"<b>{typed_cell(dtype, [dim.name for dim in dims], placement, list(axes))}</b>", quiet(kind))
     rows = []
-    for (name, size), over in zip(dims.items(), placement, strict=True):
-        ways = math.prod(axes[axis] for axis in over)
-        rows.append((html.escape(name), f"{size:,}", coloured(over, list(axes)), f"{size // ways:,}" if ways else ""))
+    for dim, over in zip(dims, placement, strict=True):
+        size = f"{dim.count:,}" + (f", padded to {dim.size:,}" if dim.is_padded else "")
+        local = dim.size // math.prod(axes[axis] for axis in over)
+        rows.append((html.escape(dim.name), size, coloured(over, list(axes)), f"{local:,}"))
     titles = ("dim", "size", "over", "on each processor") if any(placement) else ("dim", "size")
     sizes = table(titles, [row[: len(titles)] for row in rows], right=(1, 3)) if rows else ""
-    return cell(head, sizes, "" if values is None else _values(values, tuple(dims.values())))
+    return cell(head, sizes, "" if values is None else _values(values, [dim.count for dim in dims]))
 
 
 def _values(values: Any, sizes: Sequence[int]) -> str:

@@ -160,8 +160,7 @@ class Tensor(Operators):
         over, axes = inside or placed(self.raw, len(self._dims))
         values = self.raw if self.region is None and has_values(self.raw) else None
         kind = "a frozen parameter" if self.kind.frozen else "a parameter" if self.kind.is_parameter else "a tensor"
-        sizes = {dim.name: dim.count for dim in self._dims}
-        return tensor_cell(kind, short_dtype(self.dtype), sizes, over, axes, values)
+        return tensor_cell(kind, short_dtype(self.dtype), self._dims, over, axes, values)
 
     @fold_frames
     def __format__(self, form: str) -> str:

@@ -158,7 +158,7 @@ class Ledger(Sequence[Row]):
 
     def _repr_html_(self) -> str:
         axes = self._axes or list(dict.fromkeys(axis for row in self.rows for axis in row.axes))
-        head = line(f"<b>Ledger</b>{quiet(f'{len(self.rows):,} rows')}")
+        head = line(f"<b>Ledger</b>{quiet(plural(len(self.rows), 'row'))}")
         totals = [line(f"over {coloured([axis], axes)}: {self.total(axis)}") for axis in axes]
         rows = []
         for row in self.rows:
