@@ -66,7 +66,7 @@ def test_words_complete(here):
     (here / "runs" / "first" / "config.toml").touch()
     (here / "mine.toml").touch()
     assert {"tiny-lm", "tiny-mt"} <= set(completed("show", "tiny-"))
-    assert completed("plan", "mi") == ["mine.toml"]
+    assert completed("plan", "min") == ["mine.toml"]
     for typed in ("r", "runs", "runs/", "runs/f"):
         assert completed("eval", typed) == completed("show", typed) == ["runs/first"]
     assert "h100" in completed("plan", "tiny-lm", "--hardware", "h")
