@@ -165,7 +165,7 @@ def test_a_signal_before_the_first_step_is_obeyed_with_a_status_of_its_own(file,
 
 def test_a_signal_ends_a_command_that_has_nothing_to_save(monkeypatch, tmp_path):
     command = importlib.import_module("weft.cli.evaluate")
-    monkeypatch.setattr(command, "Run", lambda folder: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(command, "Run", lambda *folder: signal.raise_signal(signal.SIGINT))
     assert weft("eval", tmp_path, status=130) == ("", "stopped by SIGINT\n")
 
 

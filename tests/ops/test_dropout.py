@@ -6,7 +6,7 @@ import pytest
 
 import weft as wf
 from weft.kernels import counter
-from weft.ops.dropout import drop
+from weft.ops.counter_dropout import drop
 
 B, L, D = wf.dims(batch=8, length=16, d_model=64)
 KEY = jax.random.key(7)

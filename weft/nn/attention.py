@@ -22,7 +22,7 @@ from ..kernels.choice import AttentionCase, choose
 from ..lower.recorded import note_attention
 from ..ops.block_case import chip_of
 from ..ops.blockwise import UNSEEN
-from ..ops.dropout import drop_shares
+from ..ops.counter_dropout import drop_shares
 from ..ops.ring import blockwise_attention, count_scores, is_long, is_ring, ring_attention
 from ..tensor import Tensor, is_tensor, placement
 from .arguments import check_choice, check_dim, check_dims, check_matmul_dtype, check_number

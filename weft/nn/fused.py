@@ -22,7 +22,7 @@ from ..lower.dealt import dealt_among
 from ..lower.move import align
 from ..lower.recorded import note_attention
 from ..ops.block_case import MASK_TENSORS, block_case, chip_of
-from ..ops.dropout import index_shares
+from ..ops.counter_dropout import index_shares
 from ..ops.random import key_words, need_key
 from ..ops.ring import is_ring
 from ..tensor import Tensor, is_tensor

@@ -23,7 +23,7 @@ from ..dtypes import is_key
 from ..errors import DimError, RegionError, TensorError, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
 from ..mesh import Mesh, MeshLike, as_mesh
-from ..ops.dropout import drop
+from ..ops.counter_dropout import drop
 from ..spmd.border import SpmdFunction
 from ..spmd.place import put
 from ..tensor import Tensor, is_tensor, parameter, tensor, with_kind

@@ -25,7 +25,7 @@ from ..lower.collectives import as_varying, varying
 from ..lower.dealt import Dealt
 from ..lower.move import align
 from ..lower.unchecked import call_unchecked
-from .dropout import index_shares
+from .counter_dropout import index_shares
 
 UNSEEN = -1e9
 """The score of a key that is not seen: a query that sees none takes the mean of all."""
