@@ -295,9 +295,9 @@ def test_places_past_32_bits_are_counted_in_two_words():
     # Three times the second size is 2**32 - 1: the next place has its carry.
     sizes = 16, 0xFFFFFFFF // 3, 5
     shape = wf.dims(a=sizes[0], b=sizes[1], c=sizes[2])
-    places = random._slice_places(((),) * 3, (5, 4, 5))(None)
+    places = random.slice_places(((),) * 3, (5, 4, 5))(None)
     high, low = (
-        np.asarray(word, "uint64") for word in random._global_index(Shape(shape), places, (5, 4, 5), None, None)
+        np.asarray(word, "uint64") for word in random.global_index(Shape(shape), places, (5, 4, 5), None, None)
     )
     a, b, c = np.indices((5, 4, 5), "uint64")
     np.testing.assert_array_equal((high << np.uint64(32)) + low, (a * sizes[1] + b) * sizes[2] + c)
