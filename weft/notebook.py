@@ -31,6 +31,10 @@ class Page(str):
     def save(self, path: str | Path) -> Path:
         """Writes the page to a file; where it lies."""
         path = Path(path)
+        if path.exists() and path.suffix.lower() not in (".html", ".htm"):
+            raise WeftError(
+                f"`{path}` is there already, and its name is not that of a page", fix="name a file that ends in .html"
+            )
         try:
             path.write_text(self, encoding="utf-8")
         except OSError as error:

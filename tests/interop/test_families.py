@@ -167,6 +167,22 @@ REFUSED = [
     ("qwen3_moe", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
     ("qwen3_moe", {"decoder_sparse_step": 3}, "`decoder_sparse_step` is 3 of 2 layers"),
     ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "`shared_expert_intermediate_size` is 8"),
+    ("llama", {"is_causal": False}, "`is_causal` is False"),
+    ("gpt_neox", {"is_causal": False}, "`is_causal` is False"),
+    (
+        "qwen3",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "rope_scaling": {"type": "linear", "factor": 3.0},
+        },
+        "`rope_scaling` has 'linear' for `rope_type`, and `rope_parameters` 'default'",
+    ),
+    (
+        "gpt_neox",
+        {"rope_parameters": None, "partial_rotary_factor": 0.5},
+        "`partial_rotary_factor` is 0.5 and `rotary_pct`",
+    ),
+    ("gemma", {"hidden_activation": "relu"}, "`hidden_activation` is 'relu' and `hidden_act`"),
     ("gemma", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` is True"),
     ("gemma2", {"query_pre_attn_scalar": "all"}, "`query_pre_attn_scalar` is 'all'"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),

@@ -17,7 +17,7 @@ from ..train.checkpoints import Checkpoints
 from ..train.config import read
 from ..train.foresight import choose_layout
 from ..train.interface import NOTHING_LOST, before_a_step
-from ..train.runs import CHECKPOINTS
+from ..train.runs import CHECKPOINTS, RunError
 from ..train.trainer import Options, Outcome, Trainer
 from .model import TRUST
 from .progress import Reporter
@@ -66,7 +66,7 @@ def train(
         joined = elastic.join(settings, coordinator, processes_, process)
         if not joined.used:
             return write("idle: no layout divides over all processes")
-        folder = run or Path("runs") / settings.name
+        folder = check_folder(run) if run is not None else Path("runs") / settings.name
         last = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
         stop.at, stop.lost = before_a_step(last, settings.train.steps, command)
         began = time.perf_counter()
@@ -94,6 +94,16 @@ def _unraisable(error: "sys.UnraisableHookArgs") -> None:
     """Python's own hook, without TensorStore's lines on a checkpoint not written."""
     if str(error.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(error)
+
+
+def check_folder(run: Path) -> Path:
+    """The folder of a run, which is no folder where other things stand."""
+    if run == Path() or run.name == CHECKPOINTS:
+        raise RunError(
+            f"--run names {'the current folder' if run == Path() else f'the checkpoints of {run.parent}'}",
+            fix="name a folder of the run's own, e.g. --run runs/first",
+        )
+    return run
 
 
 def _command(config: Path, run: Path | None, changes: list[str]) -> str:

@@ -27,6 +27,7 @@ def base_fields(
     keys: Keys, *, length: int = 2048, epsilon: float = 1e-6, activation: str = "hidden_act", tied: bool = False
 ) -> dict[str, Any]:
     """The sizes and the other fields that all these files have, but those of RoPE."""
+    keys.must_be("is_causal", None, True)
     d_model, queries = keys.size("hidden_size"), keys.size("num_attention_heads")
     heads = keys.size("num_key_value_heads", queries)
     if not heads or queries % heads:

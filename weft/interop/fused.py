@@ -98,8 +98,22 @@ def _neox_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "tied": keys.flag("tie_word_embeddings", False),
         "parallel": keys.flag("use_parallel_residual", True),
         "bias": _BIASED if keys.flag("attention_bias", True) else _UNBIASED,
-        **rope_fields(keys, length=length, share=0.25),
+        **_neox_rope(keys, length),
     }
+
+
+def _neox_rope(keys: Keys, length: int) -> dict[str, Any]:
+    """The fields of RoPE, which these files name in their own way; the usual names may stand beside, and alike."""
+    keys.must_be("is_causal", None, True)
+    for usual, own, default in (
+        ("partial_rotary_factor", "rotary_pct", 0.25),
+        ("rope_theta", "rotary_emb_base", 10_000),
+    ):
+        if keys.get(usual) is not None and keys.get(usual) != (said := keys.values.get(own, default)):
+            raise WeightsError(
+                f"`{usual}` is {keys.get(usual)!r} and `{own}` {said!r} in {keys.path}", fix=f"give `{own}` alone"
+            )
+    return rope_fields(keys, length=length, share=0.25)
 
 
 def _neox_keys(config: LMConfig) -> dict[str, Any]:

@@ -31,12 +31,22 @@ def _sizes(keys: Keys, activation: str, length: int) -> dict[str, Any]:
 
 
 def _gemma_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    fields = _sizes(keys, "hidden_activation", 8192)
+    fields = _sizes(keys, "hidden_act", 8192)
+    if fields["activation"] == "gelu":  # as official files name the approximation
+        fields["activation"] = "gelu_tanh"
+    legacy = keys.get("hidden_activation")
+    if legacy is not None and keys.activation("hidden_activation", "") != fields["activation"]:
+        raise WeightsError(
+            f"`hidden_activation` is {legacy!r} and `hidden_act` {keys.get('hidden_act')!r} in {keys.path}",
+            fix="keep the one the model was trained with",
+        )
     return fields | rope_fields(keys, length=fields["length"])
 
 
 def _gemma_keys(config: LMConfig) -> dict[str, Any]:
     check_amplitude(GEMMA, config)
+    if config.activation == "gelu":  # their files mean the approximation by that name
+        raise GEMMA.no_form(config, "activation", "gelu_tanh")
     return _size_keys(config, "hidden_act") | bias_keys(GEMMA, config)
 
 

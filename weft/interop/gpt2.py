@@ -18,6 +18,7 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop")
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("add_cross_attention", False)
+    keys.must_be("is_causal", None, True)
     d_model, heads = keys.size("n_embd"), keys.size("n_head")
     if not heads or d_model % heads:
         raise WeightsError(

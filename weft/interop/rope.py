@@ -39,6 +39,7 @@ def rope_fields(
     parameters = keys.within("rope_parameters")
     scaling = keys.within("rope_scaling")
     rope = parameters if parameters.values else scaling
+    _check_agreement(keys, parameters.values, scaling.values)
     if within is not None and any(isinstance(value, Mapping) for value in rope.values.values()):
         rope = rope.within(within)
     base = keys.number("rotary_emb_base", keys.number("rope_theta", base))
@@ -68,6 +69,18 @@ def rope_fields(
             fix="give one above 0, and at most 1",
         )
     return fields if kind == "default" else fields | {"rotary_scaling": kind} | _scaling(keys, rope, kind, length)
+
+
+def _check_agreement(keys: Keys, parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
+    """Raises where a file says RoPE's scaling twice, and not alike: which one counts differs by version."""
+    by_one_name = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
+    for key, value in by_one_name.items() if parameters else ():
+        if parameters.get(key, "default" if key == "rope_type" else None) != value:
+            raise WeightsError(
+                f"`rope_scaling` has {value!r:.60} for `{key}`, and `rope_parameters` {parameters.get(key)!r:.60}, in "
+                f"{keys.path}",
+                fix="keep the one the model was trained with",
+            )
 
 
 def _scaling(keys: Keys, rope: Keys, kind: str, length: int) -> dict[str, Any]:

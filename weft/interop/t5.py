@@ -119,6 +119,9 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
 
 def _feed_forward(keys: Keys, default: str = "relu") -> dict[str, Any]:
     activation, gated = keys.one_of("feed_forward_proj", _FEED_FORWARD, default)
+    said = keys.values.get("feed_forward_proj", default)
+    keys.must_be("is_gated_act", gated)
+    keys.must_be("dense_act_fn", "gelu_new" if said == "gated-gelu" else said.split("-")[-1])
     return {"activation": activation, "gated": gated}
 
 

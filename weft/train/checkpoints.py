@@ -170,12 +170,20 @@ class Checkpoints:
     def remove_torn(self) -> None:
         """Removes what a killed process, or a full disk, left half written or removed.
 
-        Arrays that lost their `checkpoint.json` in another way are set aside, with a warning.
+        Arrays that lost their `checkpoint.json` in another way are set aside, with a warning; what is not
+        ours is an error.
         """
         for path in self.folder.glob("*"):
             if path.is_dir() and path.name.startswith(_REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir() and _is_step(path.name) and not (path / METADATA).exists():
+                if strange := [
+                    each for each in path.iterdir() if not each.name.startswith((ARRAYS, METADATA, _SAVING, "."))
+                ]:
+                    raise CheckpointError(
+                        f"{path} is no checkpoint that weft wrote: it holds `{strange[0].name}`",
+                        fix="name another folder with --run, or move that one away",
+                    )
                 if (path / _SAVING).exists() or not (path / ARRAYS).exists():
                     shutil.rmtree(path, ignore_errors=True)
                 elif aside := self.set_aside(int(path.name)):

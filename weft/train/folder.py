@@ -120,6 +120,7 @@ class Folder:
         """What it was begun with, if something was learned; by a checkpoint at need."""
         steps, path = self.checkpoints.steps, self.path / CONFIG
         if not steps:
+            self._check_ours(path)
             return None
         try:
             return Reader(RunError).toml(path)[0]
@@ -129,6 +130,18 @@ class Folder:
             with contextlib.suppress(CheckpointError, KeyError):
                 return self.checkpoints.metadata(step)["config"]
         return None
+
+    def _check_ours(self, path: Path) -> None:
+        """Raises where a file that no run wrote would be overwritten."""
+        if not path.exists() or not path.stat().st_size:
+            return
+        with contextlib.suppress(RunError):
+            if Reader(RunError).toml(path)[0].keys() >= {"model", "train"}:
+                return
+        raise RunError(
+            f"{path} is not what a run writes, and would be overwritten",
+            fix="name another folder with --run, or move that file away",
+        )
 
     def check_data(self, tokenizer: data.Tokenizer | None) -> None:
         """Names what differs from the beginning: the tokenizer, or files of the data."""
