@@ -103,7 +103,7 @@ def _neox_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
 
 
 def _neox_rope(keys: Keys, length: int) -> dict[str, Any]:
-    """The fields of RoPE, which these files name in their own way; the usual names may stand beside, and alike."""
+    """The fields of RoPE, by names of their own or by the usual ones."""
     keys.must_be("is_causal", None, True)
     for usual, own, default in (
         ("partial_rotary_factor", "rotary_pct", 0.25),

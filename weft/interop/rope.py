@@ -72,7 +72,7 @@ def rope_fields(
 
 
 def _check_agreement(keys: Keys, parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
-    """Raises where a file says RoPE's scaling twice, and not alike: which one counts differs by version."""
+    """Raises where a file says RoPE's scaling twice, and not alike."""
     by_one_name = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
     for key, value in by_one_name.items() if parameters else ():
         if parameters.get(key, "default" if key == "rope_type" else None) != value:
