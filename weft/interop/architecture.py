@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import is_real, is_whole
-from ..errors import closest
 from ..models import TransformerConfig
 from .files import WeightsError
 from .mapping import FileEntry
@@ -217,7 +216,8 @@ class Keys:
         value = self.get(key, default)
         if not isinstance(value, str) or value not in known:
             raise WeightsError(
-                f"`{key}` is {value!r} in {self.path}, which weft does not compute", fix=closest(str(value), known)
+                f"`{key}` is {value!r:.60} in {self.path}, which weft does not compute",
+                fix=f"only these are read, and another gives other numbers: {', '.join(sorted(known))}",
             )
         return known[value]
 
