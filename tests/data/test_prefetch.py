@@ -9,8 +9,20 @@ import pytest
 from weft import data
 
 
+_before = set()
+
+
+@pytest.fixture(autouse=True)
+def _of_other_tests():
+    """Threads of tests that ran before in this worker are none of these tests'."""
+    _before.update(threading.enumerate())
+    yield
+    _before.clear()
+
+
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "weft-prefetch"]
+    running = set(threading.enumerate()) - _before
+    return [thread for thread in running if thread.name == "weft-prefetch"]
 
 
 def test_batches_come_in_order_and_through_put():
