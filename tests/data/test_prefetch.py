@@ -8,7 +8,6 @@ import pytest
 
 from weft import data
 
-
 _before = set()
 
 
