@@ -7,13 +7,13 @@ are the same however a program is laid out and attention is done. They take a te
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ..dims import Dim, Shape
+from ..dims import Dim
 from ..kernels import counter
 from ..layout import Placement, axes_in
 from ..lower.collectives import as_varying, first_place, varying
@@ -61,40 +61,19 @@ def drop(x: Tensor, rate: float, key: Any) -> Tensor:
     rate = check_rate(rate)
     shape, region, placement, sizes = slice_of(x.dims, x, "dropout")
     dealt = dealt_among(shape)
+    is_long = math.prod(dim.count for dim in shape) * (1 if dealt is None else dealt.count) > 2**32
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # bits are drawn again: cheaper than to keep them
     def apply(array: Any, words: Any) -> Any:
         number = None if dealt is None else words[2]
-        low = words[0]  # first, so that no loop's compiler takes the index for the same in every turn, and keeps it
-        for here, stride in _strided(shape, placement, sizes, dealt, number):
-            low = low + here * jnp.uint32(stride % 2**32)
-        high = _high_words(shape, placement, sizes, dealt, number)
-        kept = counter.keep_elements(low, words[1] + high, rate)
+        high, low = global_index(shape, slice_places(placement, sizes)(None), sizes, dealt, number)
+        if not is_long:
+            high = jnp.uint32(0)  # one number, hashed once
+        kept = counter.keep_elements(words[0] + low, words[1] + high, rate)
         return jnp.where(kept, (array / (1 - rate)).astype(array.dtype), jnp.zeros((), array.dtype))
 
     words = _words_here(key, dealt, placement)
     return result(apply(as_varying(x.raw, varying(words)), words), shape, region)
-
-
-def _strided(
-    shape: Shape, placement: Placement, sizes: Sequence[int], dealt: Dealt | None, number: Any
-) -> Iterator[tuple[Any, int]]:
-    """The global index along each dim, which broadcasts, and the stride of each."""
-    rows = None if dealt is None else dealt.position(shape)
-    stride = 1
-    for i in reversed(range(len(shape))):
-        here, count = _along(placement, sizes, i), shape[i].count
-        if dealt is not None and i == rows:
-            here, count = here * jnp.uint32(dealt.count) + number, count * dealt.count
-        yield here, stride
-        stride *= count
-
-
-def _high_words(shape: Shape, placement: Placement, sizes: tuple[int, ...], dealt: Dealt | None, number: Any) -> Any:
-    """The high words of the row-major index; 0 where a word can count all elements."""
-    if math.prod(dim.count for dim in shape) * (1 if dealt is None else dealt.count) <= 2**32:
-        return jnp.uint32(0)
-    return global_index(shape, slice_places(placement, sizes)(None), sizes, dealt, number)[0]
 
 
 def _along(placement: Placement, sizes: Sequence[int], position: int) -> Any:
