@@ -35,8 +35,9 @@ demo: $(STAMP) ## plan a small Transformer, train it on Python's own library, an
 	$(BIN)/weft plot runs/demo --terminal --out runs/demo/curve.png
 	$(BIN)/weft generate runs/demo --prompt "$$(printf 'import os\nimport sys\n\ndef ')" --tokens 600 --temperature 0.9
 
-# One file runs in one process, which compiles for it once; tests/conftest.py puts the longest files first.
-PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
+# One file runs in one process, which compiles for it once; tests/conftest.py puts the longest files first. Three processes: some
+# tests wait for processes they start, which left two cores idle a tenth of the time.
+PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 smoke: $(STAMP) ## the quick part of every room, for the inner loop: under 90 seconds
 	$(BIN)/$(PYTEST) -m "not slow" --smoke
@@ -66,7 +67,7 @@ test-random: $(STAMP) ## random programs x layouts in many processes (N=20000 pa
 fuzz: $(STAMP) ## 100,000 changed inputs for every parser (FUZZ="--count 1000 --seed 7 --parser toml" chooses)
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
-faults: $(STAMP) ## put each of some 150 wrong lines into a copy of the tree: a test must see it (FAULTS="--only take --whole")
+faults: $(STAMP) ## put each of some 200 wrong lines into a copy of the tree: a test must see it (FAULTS="--only take --whole", "--report FILE" to go on later)
 	$(BIN)/python -m tests.faults --workers 2 $(FAULTS)
 
 accept: $(STAMP) ## write the printed programs in tests/goldens/ anew, where a change to them is meant
@@ -98,7 +99,7 @@ bench-ops: $(STAMP) ## compare each operation over a split dim with its hand-wri
 
 docs: $(STAMP) .venv-docs/.installed ## build the site into site/ (`python3 -m http.server -d site` shows it, with its search)
 	$(BIN)/python -m docs.site.stage build/site-pages
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	$(BIN)/python -m docs.site.stage --check site
 
 .venv-docs/.installed: pyproject.toml

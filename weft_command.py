@@ -26,3 +26,7 @@ def main() -> None:
 
 def _end(number: int, frame: Any) -> None:
     os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -74,6 +74,10 @@ ROWS = {
     "width 80": Row(width=80),
     "float16": Row(dtype="float16"),
     "positions": Row(tensors=("segments", "positions"), is_in_order=False),
+    "bias, softcap": Row(bias="float32", softcap=30.0),
+    "bias, prefix": Row(bias="float32", tensors=("prefix",)),
+    "softcap, prefix": Row(softcap=30.0, tensors=("prefix",)),
+    "bias, dropout": Row(bias="float32", dropout=0.1),
 }
 
 

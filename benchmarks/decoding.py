@@ -1,20 +1,19 @@
-"""Decoding on one GPU: milliseconds a token of `decode.generate`, and of PyTorch.
+"""Decoding on one GPU: milliseconds a token of `decode.generate`.
 
-    python benchmarks/decoding.py [--batch 1 8 64] [--torch] [--small] [--seconds 600] [--variants]
+    python benchmarks/decoding.py [--batch 1 8 64] [--small] [--seconds 600] [--variants]
 
 A language model of 24 x 1024 (0.34 B, float32 weights, bfloat16 compute) continues prompts of 128 tokens by 256, each
 the likeliest. A time is that of the whole call, prompt and all, over the tokens of one row; the median of `--repeats`
-calls after one that compiles. PyTorch has a static KV cache and one compiled step in a CUDA graph. `--variants` changes
-one thing at a time; `--profile` adds which kernels took the time. A JSON line a case; none begins after `--seconds`.
+calls after one that compiles. `--variants` changes one thing at a time; `--profile` adds which kernels took the time. A
+JSON line a case; none begins after `--seconds`. PyTorch's decoding is a row of `gpu.py` and `turns.py`.
 """
 
 import argparse
-import collections
 import contextlib
 import functools
 import json
 import statistics
-import tempfile
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -22,6 +21,9 @@ from unittest import mock
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.rivals.by_weft import kernels_of
 from weft import decode, models
 from weft.decode import prompts
 from weft.spmd import compiling
@@ -74,84 +76,11 @@ def weft_decoding(
             begin = time.perf_counter()
             found = decode.generate(model, ids, max_new_tokens=new, **(how or {}))
             times.append(time.perf_counter() - begin)
-        kernels = _kernels(lambda: decode.generate(model, ids, max_new_tokens=new), new) if profile else None
+        kernels = kernels_of(lambda: decode.generate(model, ids, max_new_tokens=new), times=new) if profile else None
     each = [took / new * 1e3 for took in times[1:]]
     row = {"ms": statistics.median(each), "least": min(each), "most": max(each), "first_s": times[0]}
     more = {} if found.accepted is None else {"accepted": found.accepted}
-    return {**row, "checksum": int(found.tokens.sum()), **more, **({"kernels": kernels} if kernels else {})}
-
-
-def _kernels(run, new: int) -> list:
-    """The kernels that took longest: microseconds a token, calls a token, name."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            run()
-        data = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
-    took, count = collections.Counter(), collections.Counter()
-    for plane in data.planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            if "Stream" not in line.name:
-                continue
-            for event in line.events:
-                took[event.name] += event.duration_ns / 1e3
-                count[event.name] += 1
-    rows = [[round(us / new, 2), round(count[name] / new, 2), name[:60]] for name, us in took.most_common(24)]
-    return [[round(sum(took.values()) / new, 2), round(sum(count.values()) / new, 2), "all"], *rows]
-
-
-def torch_decoding(batch: int, *, layers: int = 24, repeats: int = 3, new: int = NEW) -> dict:
-    """The same of PyTorch: a static KV cache, one compiled step in a CUDA graph."""
-    import torch  # only where it is measured
-    from torch.nn import functional as F
-
-    sizes = {**SIZES, "layers": layers}
-    d_model, heads, d_kv, d_ff, vocab = (sizes[name] for name in ("d_model", "heads", "d_kv", "d_ff", "vocab"))
-    room, wide = PROMPT + new, dict(dtype=torch.bfloat16, device="cuda")
-    torch.manual_seed(0)
-    scaled = lambda *shape: torch.randn(*shape, **wide) * shape[-1] ** -0.5  # noqa: E731
-    weights = [
-        (scaled(3 * d_model, d_model), scaled(d_model, d_model), scaled(d_ff, d_model), scaled(d_model, d_ff))
-        for _ in range(layers)
-    ]
-    table, place = scaled(vocab, d_model), scaled(room, d_model)
-    ones = torch.ones(d_model, **wide)
-    keys = torch.zeros(layers, batch, heads, room, d_kv, **wide)
-    values = torch.zeros_like(keys)
-    there = torch.arange(room, device="cuda")
-
-    def run(ids, positions):
-        x = F.embedding(ids, table) + place[positions]
-        seen = (there[None, :] <= positions[:, None])[None, None]
-        for layer, (qkv, out, w_in, w_out) in enumerate(weights):
-            h = F.rms_norm(x, (d_model,), ones)
-            q, k, v = (F.linear(h, qkv).view(batch, -1, 3, heads, d_kv).permute(2, 0, 3, 1, 4)).unbind(0)
-            keys[layer].index_copy_(2, positions, k)
-            values[layer].index_copy_(2, positions, v)
-            mixed = F.scaled_dot_product_attention(q, keys[layer], values[layer], attn_mask=seen)
-            x = x + F.linear(mixed.transpose(1, 2).reshape(batch, -1, d_model), out)
-            x = x + F.linear(F.relu(F.linear(F.rms_norm(x, (d_model,), ones), w_in)), w_out)
-        return F.linear(F.rms_norm(x[:, -1], (d_model,), ones), table).argmax(-1)[:, None]
-
-    step = torch.compile(run, mode="reduce-overhead", fullgraph=True)
-    ids = torch.tensor(prompts_of(batch, vocab, PROMPT), device="cuda", dtype=torch.long)
-
-    @torch.no_grad()
-    def generate():
-        token = run(ids, torch.arange(PROMPT, device="cuda"))
-        for at in range(PROMPT, PROMPT + new - 1):
-            torch.compiler.cudagraph_mark_step_begin()
-            token = step(token.clone(), torch.full((1,), at, device="cuda"))
-        torch.cuda.synchronize()
-
-    times = []
-    for _ in range(repeats + 1):
-        begin = time.perf_counter()
-        generate()
-        times.append(time.perf_counter() - begin)
-    each = [took / new * 1e3 for took in times[1:]]
-    return {"ms": statistics.median(each), "least": min(each), "most": max(each), "first_s": times[0]}
+    return {**row, "checksum": int(found.tokens.sum()), **more, **({"kernels": kernels[:24]} if kernels else {})}
 
 
 def main() -> None:
@@ -161,7 +90,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--variants", nargs="*", help="those whose names hold one of these words; all, if none")
-    parser.add_argument("--torch", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try this script without a GPU")
     args = parser.parse_args()
@@ -177,8 +105,6 @@ def main() -> None:
             try:
                 more = dict(repeats=args.repeats, small=args.small, profile=args.profile)
                 row |= weft_decoding(batch, layers=args.layers, **more, **changes)
-                if args.torch:
-                    row["torch"] = torch_decoding(batch, layers=args.layers, repeats=args.repeats)
             except Exception as error:  # the others still count
                 row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
             print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)

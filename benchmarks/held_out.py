@@ -3,8 +3,10 @@
     python benchmarks/held_out.py --predict          # writes benchmarks/held_out.json, before anything is measured
     python benchmarks/held_out.py --out FILE         # on the GPU: measures each, beside what that file says
     python benchmarks/held_out.py --table            # the table of README.md
+    python benchmarks/held_out.py --only T5 --profile FOLDER    # also each line of its program, measured beside planned
 
-Train steps, a prefill and steps of decoding (a compiled step called again and again, its KV cache overwritten) that
+Train steps, a prefill, steps of decoding (a compiled step called again and again, its KV cache overwritten) and tokens
+of `decode.generate` (a loop over the prepared step: the whole call less its prefill, over its tokens) that
 differ in what they are, not only in size: shared keys and values, gates, long sequences, chunks of the loss, experts of
 both kinds, an encoder-decoder, convolutions, layers in a loop and written out. Weights start as constants: what they
 are changes no time.
@@ -13,6 +15,7 @@ are changes no time.
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,7 +25,8 @@ import numpy as np
 import optax
 
 import weft as wf
-from weft import models
+from weft import decode, models
+from weft.program.profiling import profile_calls
 
 PREDICTED = Path(__file__).with_suffix(".json")
 LLAMA = dict(norm="rms", positions="rotary", activation="silu", gated=True, tied=False)
@@ -60,6 +64,13 @@ DECODE = {
         dict(DECODED, layers=14, d_model=1536, heads=4, d_ff=4096, vocab=32000, scanned=False), 4096, 32,
     ),
 }  # fmt: skip
+GENERATED = {
+    "3.6 B, generated, a token, context 4,096": (dict(DECODED), 4096, 1),
+    "3.6 B, generated, 32 tokens, context 2,048": (dict(DECODED), 2048, 32),
+    "3.6 B, generated, a token, context 16,384": (dict(DECODED), 16384, 1),
+    "0.5 B, generated, 32 tokens, context 4,096": (DECODE["0.5 B unrolled, 32 tokens, context 4,096"][0], 4096, 32),
+}
+NEW = 128
 SMALL = dict(layers=2, d_model=64, heads=2, d_kv=16, d_ff=128, vocab=256, batch=4, length=32)
 
 
@@ -78,12 +89,12 @@ class Trained:
         state = self.step.init(models.shapes(self.config))
         return wf.trace(self.step, state, self.config.batch_shapes(), jax.eval_shape(lambda: jax.random.key(0)))
 
+    def values(self):
+        """The state, a batch and a key."""
+        return self.step.init(constants(models.shapes(self.config))), batch_of(self.config), jax.random.key(0)
+
     def runner(self):
-        state, batch, key = (
-            self.step.init(constants(models.shapes(self.config))),
-            batch_of(self.config),
-            jax.random.key(0),
-        )
+        state, batch, key = self.values()
 
         def run():
             nonlocal state
@@ -96,16 +107,39 @@ class Trained:
 class Prefilled:
     """The forward pass over a prompt, which fills the KV cache."""
 
-    def __init__(self, config, batch: int, length: int):
+    def __init__(self, config, batch: int, length: int, *, room: int = 0):
         self.config, self.ids = config, jax.ShapeDtypeStruct((batch, length), "int32")
-        self.step = wf.spmd(lambda model, ids: model.prefill({"inputs": ids}, length), mesh="x=1", layout="")
+        prefill = lambda model, ids: model.prefill({"inputs": ids}, room or length)  # noqa: E731
+        self.step = wf.spmd(prefill, mesh="x=1", layout="")
 
     def program(self):
         return wf.trace(self.step, models.shapes(self.config), wf.tensor(self.ids, "batch length"))
 
-    def runner(self):
-        model, ids = constants(models.shapes(self.config)), wf.tensor(jnp.ones(self.ids.shape, "int32"), "batch length")
+    def runner(self, model=None):
+        model = constants(models.shapes(self.config)) if model is None else model
+        ids = wf.tensor(jnp.ones(self.ids.shape, "int32"), "batch length")
         return lambda: self.step(model, ids)[0]
+
+
+class Generated:
+    """A token of `decode.generate`, where the KV cache has so many places."""
+
+    def __init__(self, config, context: int, batch: int, new: int):
+        self.config, self.context, self.batch, self.new = config, context, batch, new
+
+    def measure(self, seconds: float) -> dict:
+        """As `measured_ms`, a token of each sequence."""
+        model = constants(models.shapes(self.config))
+        prompt = np.ones((self.batch, self.context - self.new), "int32")
+        before = Prefilled(self.config, self.batch, self.context - self.new, room=self.context).runner(model)
+        rows = {}
+        for name, run in {
+            "prefill": before,
+            "all": lambda: decode.generate(model, prompt, max_new_tokens=self.new).tokens,
+        }.items():
+            rows[name] = time_calls(run, seconds / 2)
+        each = {key: (rows["all"][key] - rows["prefill"][key]) / (self.new - 1) for key in ("ms", "least")}
+        return each | {"first_s": rows["all"]["first_s"], "prefill_ms": rows["prefill"]["ms"]}
 
 
 class Decoded:
@@ -170,6 +204,9 @@ def cases(*, small: bool) -> dict:
         made[name] = lambda s=sizes, b=batch, n=length: Prefilled(lm(s, **served), b, 32 if small else n)
     for name, (sizes, context, batch) in DECODE.items():
         made[name] = lambda s=sizes, c=context, b=batch: Decoded(lm(s, **served), 64 if small else c, b)
+    for name, (sizes, context, batch) in GENERATED.items():
+        of, new = (64, 8) if small else (context, NEW)
+        made[name] = lambda s=sizes, c=of, b=batch, n=new: Generated(lm(s, **served), c, b, n)
     return made
 
 
@@ -182,8 +219,16 @@ def predicted_row(name: str, case, hardware: str) -> dict:
 
 def measured_ms(case, seconds: float) -> dict:
     """Milliseconds a call, the median of five blocks; and the seconds to the end of the first."""
+    if isinstance(case, Generated):
+        return case.measure(seconds)
     begin = time.perf_counter()
-    run = case.runner()
+    told = time_calls(case.runner(), seconds)
+    return told | {"first_s": time.perf_counter() - begin - told["timed_s"]}
+
+
+def time_calls(run, seconds: float) -> dict:
+    """Milliseconds a call, the median of five blocks, and the seconds of the first."""
+    begin = time.perf_counter()
 
     def block(count: int) -> float:
         start = time.perf_counter()
@@ -193,11 +238,22 @@ def measured_ms(case, seconds: float) -> dict:
         return (time.perf_counter() - start) / count
 
     block(1)
-    first = time.perf_counter() - begin
+    first = time.perf_counter()
     one = block(2)
     count = max(min(int(seconds / 5 / max(one, 1e-4)), 100), 1)
     blocks = [block(count) for _ in range(5)]
-    return {"ms": statistics.median(blocks) * 1e3, "least": min(blocks) * 1e3, "first_s": first}
+    timed = time.perf_counter() - first
+    figures = {"ms": statistics.median(blocks) * 1e3, "least": min(blocks) * 1e3}
+    return figures | {"first_s": first - begin, "timed_s": timed}
+
+
+def profile(case: Trained, hardware: str) -> dict:
+    """Each line of a train step, measured beside planned."""
+    values = case.values()
+    program = wf.trace(case.step, *values)
+    with tempfile.TemporaryDirectory() as folder:
+        profile_calls(case.step, values, Path(folder), steps=3)
+        return program.measured(folder, hardware=hardware).to_dict()
 
 
 def measure(args) -> None:
@@ -209,6 +265,10 @@ def measure(args) -> None:
             continue
         try:
             row |= measured_ms(make(), args.each)
+            if args.profile and isinstance(case := make(), Trained):
+                jax.clear_caches()
+                told = json.dumps(profile(case, args.hardware))
+                Path(args.profile, f"{''.join(filter(str.isalnum, name))}.json").write_text(told)
         except Exception as error:  # out of memory, say: the others still count
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
         jax.clear_caches()
@@ -234,6 +294,7 @@ def main() -> None:
     parser.add_argument("--hardware", default="h200")
     parser.add_argument("--out", default="held_out_measured.json")
     parser.add_argument("--only", default="")
+    parser.add_argument("--profile", default="", help="a folder for what each line of the train steps took")
     parser.add_argument("--seconds", type=float, default=330, help="no case begins after as many")
     parser.add_argument("--each", type=float, default=2.0, help="seconds a case is run for")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try this script without a GPU")

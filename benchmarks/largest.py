@@ -41,12 +41,21 @@ SHARE = 0.95  # of the memory, for JAX
 
 
 def config_of(way: str, layers: int, small: bool) -> models.LMConfig:
-    fields = SIZES | WAYS[way][0] | (SMALL if small else {})
+    return config_with(WAYS[way][0], layers, small)
+
+
+def config_with(changes: dict, layers: int, small: bool) -> models.LMConfig:
+    fields = SIZES | changes | (SMALL if small else {})
     return models.from_fields({**fields, "layers": layers}, where="benchmarks/largest.py")
 
 
 def loss(model, tokens, key):
     return model.loss({"tokens": tokens}, None)
+
+
+def whole_batch(config: models.LMConfig) -> wf.Tensor:
+    """The shape of a batch."""
+    return wf.tensor(jax.ShapeDtypeStruct((config.batch, config.length), "int32"), "batch length")
 
 
 def step_of(way: str):
@@ -57,8 +66,7 @@ def step_of(way: str):
 def planned_bytes(way: str, layers: int, small: bool) -> int:
     """What a step holds at its peak, by the plan."""
     config, step = config_of(way, layers, small), step_of(way)
-    tokens = wf.tensor(jax.ShapeDtypeStruct((config.batch, config.length), "int32"), "batch length")
-    return wf.trace(step, step.init(models.shapes(config)), tokens, None).memory_on("gpu").peak
+    return wf.trace(step, step.init(models.shapes(config)), whole_batch(config), None).memory_on("gpu").peak
 
 
 def planned_layers(way: str, capacity: int, small: bool) -> int:

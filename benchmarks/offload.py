@@ -21,15 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from largest import config_with, loss, whole_batch
 
 import weft as wf
 from weft import models, nn
 
-SIZES = dict(
-    kind="lm", name="llama", d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=32768, batch=1, length=2048,
-    norm="rms", positions="rotary", activation="silu", gated=True, remat=True, dtype="bfloat16",
-)  # fmt: skip
-SMALL = dict(d_model=64, heads=2, group=1, d_kv=32, d_ff=128, vocab=256, length=64)
 # What is changed of the model, and the layout.
 WAYS = {
     "none": ({}, "batch:x"),
@@ -43,12 +39,7 @@ WAYS = {
 
 
 def config_of(way: str, layers: int, small: bool) -> models.LMConfig:
-    fields = SIZES | WAYS[way][0] | (SMALL if small else {})
-    return models.from_fields({**fields, "layers": layers}, where="benchmarks/offload.py")
-
-
-def loss(model, tokens, key):
-    return model.loss({"tokens": tokens}, None)
+    return config_with(WAYS[way][0], layers, small)
 
 
 def step_of(way: str):
@@ -58,8 +49,7 @@ def step_of(way: str):
 def plan_of(way: str, layers: int, small: bool) -> wf.Plan:
     """The step on an H200, traced without devices."""
     config, step = config_of(way, layers, small), step_of(way)
-    tokens = wf.tensor(jax.ShapeDtypeStruct((config.batch, config.length), "int32"), "batch length")
-    return wf.Plan(wf.trace(step, step.init(models.shapes(config)), tokens, None), "h200")
+    return wf.Plan(wf.trace(step, step.init(models.shapes(config)), whole_batch(config), None), "h200")
 
 
 def predict(layers: int, memory: float, host: float, small: bool) -> None:

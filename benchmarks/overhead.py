@@ -31,7 +31,6 @@ from jax.sharding import PartitionSpec as P
 
 import weft as wf
 from weft.graph import graph, steps
-from weft.program import ledger
 
 MOST_INSTRUCTIONS = 1.02
 MOST_STEP_TIME = 1.03
@@ -266,9 +265,8 @@ def traced(jaxpr: Any) -> Sent:
     found: Sent = collections.Counter()
     for step in steps(graph(jaxpr)):
         if step.collective is not None:
-            axes, avals = ledger.carried(step)
-            for aval in avals:
-                found[step.collective, "+".join(sorted(axes)), aval.size * aval.dtype.itemsize] += step.count
+            for aval in step.carried:
+                found[step.collective, "+".join(sorted(step.axes)), aval.size * aval.dtype.itemsize] += step.count
     return found
 
 

@@ -1,4 +1,4 @@
-"""One net, several layouts, one answer, gradients included. `make demo` runs this; it fails if an answer differs."""
+"""One net, several layouts, one answer, gradients included. It fails if an answer differs."""
 
 import sys
 from collections import Counter

@@ -20,7 +20,7 @@ LAYOUTS = {
     "batch:x,experts:x": "every processor holds one expert; tokens go to theirs by one all-to-all and back by another",
 }
 CONFIG = models.preset("tiny-moe", layers=2, experts=8, capacity=1.25, d_ff=256, batch=16, length=32, vocab=64)
-TOLERANCE = 1e-4  # of a loss, relative: float32 sums in another order, after several steps
+TOLERANCE = 1e-4  # of a loss, relative: float32 sums in another order, which in the end send a token to another expert
 
 
 def batches(steps):
@@ -38,7 +38,7 @@ def loss(model, batch, key):  # the loss, and metrics: `dropped` and `routed` to
 def train(step):
     """The metrics of each step, and the last state."""
     state, found = step.init(models.init(CONFIG, jax.random.key(0), step.mesh, step.layout)), []
-    for i, batch in enumerate(batches(30)):
+    for i, batch in enumerate(batches(20)):
         state, metrics = step(state, batch, jax.random.key(i))
         found.append({name: float(value) for name, value in metrics.items()})
     return found, state
@@ -52,7 +52,7 @@ def main():
         print(f"\n{layout}: {meaning}")
         step = wf.train_step(loss, optax.adam(3e-3), mesh=MESH, layout=layout, has_aux=True)
         told[layout], state = train(step)
-        for turn in (0, 9, 19, 29):
+        for turn in (0, 4, 9, 19):
             now = told[layout][turn]
             print(f"  step {turn + 1:3}  loss {now['loss']:.4f}  dropped {now['dropped']:3.0f} of {tokens} tokens")
         ledger = wf.trace(step, state, next(batches(1)), jax.random.key(0)).ledger

@@ -35,7 +35,8 @@ this_machine.cache_file().write_text(json.dumps(_figures | {"cpu": "made up", "c
 def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the printed programs in tests/goldens/ anew")
     parser.addoption("--smoke", action="store_true", help="only files that take little time")
-    parser.addoption("--write-durations", action="store_true", help="write tests/durations.json: seconds of each file")
+    told = "write tests/durations.json: seconds of each file's quick and slow tests"
+    parser.addoption("--write-durations", action="store_true", help=told)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,10 +60,13 @@ def pytest_collection_modifyitems(config, items):
 
     Those that train come before the others: what one of them compiled is of use to the next.
     """
-    seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    known = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    kinds = {"not slow": ["quick"], "slow": ["slow"]}.get(config.option.markexpr, list(known))
+    run = [known[kind] for kind in kinds]
 
     def took(item):
-        return seconds.get(file_of(item.nodeid), 1e9)
+        file = file_of(item.nodeid)
+        return sum(seconds.get(file, 0) for seconds in run) if any(file in seconds for seconds in run) else 1e9
 
     items.sort(key=lambda item: (not is_training(item), -took(item)))
     if config.getoption("--smoke"):
@@ -71,7 +75,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if took(item) <= MOST_IN_SMOKE]
 
 
-_seconds = collections.Counter()
+_seconds = {"quick": collections.Counter(), "slow": collections.Counter()}
 
 
 def file_of(test):
@@ -83,13 +87,16 @@ def is_training(test):
 
 
 def pytest_runtest_logreport(report):
-    _seconds[file_of(report.nodeid)] += report.duration
+    _seconds["slow" if "slow" in report.keywords else "quick"][file_of(report.nodeid)] += report.duration
 
 
 def pytest_sessionfinish(session):
     if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
-        rounded = {file: round(seconds, 1) for file, seconds in sorted(_seconds.items())}
-        DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n", encoding="utf-8")
+        known = json.loads(DURATIONS.read_text(encoding="utf-8"))
+        for kind, took in _seconds.items():
+            all_files = known[kind] | {file: round(seconds, 1) for file, seconds in took.items()}
+            known[kind] = {file: all_files[file] for file in sorted(all_files) if (DURATIONS.parent / file).exists()}
+        DURATIONS.write_text(json.dumps(known, indent=0) + "\n", encoding="utf-8")
 
 
 def pytest_runtest_teardown(item, nextitem):

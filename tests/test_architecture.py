@@ -42,9 +42,10 @@ BELOW = {
     "record": ["dims", "schedule", "kernels"],
     "primitives": ["compat"],
     "graph": ["primitives", "record", "compat"],
-    "layout": ["mesh", "record"],
+    "hints": ["dims"],
+    "layout": ["mesh", "record", "hints"],
     "namespace": ["errors"],
-    "optim": ["namespace"],
+    "optim": ["namespace", "elsewhere"],
     "notebook": ["errors"],
     "operators": ["layout", "dtypes", "elsewhere", "namespace"],
     "tensor": ["operators"],
@@ -67,7 +68,7 @@ BELOW = {
 
 COLLECTIVES = frozenset(
     "psum pmean pmax pmin all_gather psum_scatter all_to_all ragged_all_to_all "
-    "ppermute pshuffle pswapaxes pcast pvary axis_index".split()
+    "ppermute pshuffle pswapaxes pbroadcast psend precv pcast pvary axis_index".split()
 )
 # Primitives of JAX whose names no op of Weft, no collective of a ledger and no English word has.
 PRIMITIVE = re.compile(
@@ -76,9 +77,14 @@ PRIMITIVE = re.compile(
     r"dynamic_(update_)?slice|random_(bits|wrap|unwrap|fold_in|seed|split)|threefry2x32|optimization_barrier|"
     r"reduce_(sum|max|min|prod|and|or|xor|precision|window\w*)|scatter-\w+|integer_pow|reshard|copy_p"
 )
+# Rooms that go through programs: there an `exp` is a primitive, and not a function of ours.
+OF_PROGRAMS = frozenset("record graph lower ops spmd program plan".split())
+OF_XLA = frozenset({"weft.program.compiled", "weft.plan.sent"})  # XLA's opcodes, many of them of the same name
 TAKES_APART = frozenset(
     "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
 )
+SEARCHES = frozenset("find rfind index rindex strip lstrip rstrip replace".split())
+READS_FILES = frozenset("compat errors small_files dtypes primitives kernels interop data".split())  # and the like
 # Modules that take texts apart, and whose texts these are: never what we print ourselves.
 READS_TEXT = {
     "weft.program.source": "the user's source, and Python's names of files and functions",
@@ -96,14 +102,37 @@ READS_TEXT = {
     "weft.plan.hardware_file": "units at the end of keys that the user writes",
     "weft.plan.this_machine": "what the system says of itself, and how far a process of ours is",
     "weft.plan.page": "the page's template",
-    "weft.train.checkpoints": "errors of Orbax and TensorStore",
+    "weft.train.stores": "errors of Orbax and TensorStore",
+    "weft.train.cloud_store": "errors of TensorStore, and the names of objects",
     "weft.train.processes": "errors of `jax.distributed`",
 }
 PRIVATE_JAX = "jax._src"
 # Names of JAX's that stand in no documentation, reached on values and not by import.
 UNPROMISED = frozenset(
-    "_src _trace _check_vma dce_jaxpr name_stack manual_axis_type vma func_src_info summarize".split()
+    "_src _trace _check_vma dce_jaxpr name_stack source_info manual_axis_type vma func_src_info summarize".split()
 )
+UNPROMISED_MODULES = re.compile(
+    r"jaxlib\b|jax\.interpreters\.(partial_eval|pxla|xla)\b|inspect\.(stack|currentframe)\b"
+)
+# Classes of tracers, files of JAX's own, and what its transformations write into scopes.
+UNPROMISED_TEXT = re.compile(
+    r"(\w*Tracer)|.*(jax[./]_src|(?<![\w.])(transpose|jvp|vmap)\(|rematted_computation).*", re.DOTALL
+)
+# Rooms that meet no errors of libraries but JAX's, whose words no release need keep.
+IN_JAX_ALONE = frozenset("tensor lower ops spmd program nn models decode kernels".split())
+PARTICIPLE = re.compile(r"([a-z]+(?:ed|ing))(?:_(?:by|on|out|after|to|for|in|at|from|with|as|over))?")
+VERBS = frozenset("embed feed need speed bring seed exceed".split())
+NOUNS = frozenset("sharding listing scaling ring".split())
+# Functions that are called so all the same.
+PARTICIPLES = {
+    **dict.fromkeys(("renamed", "resized", "padded_to"), "a changed copy, as Python's `sorted`"),
+    **dict.fromkeys(("measured", "compiled_for", "prefetched", "printed", "traced"), "called from outside"),
+    **dict.fromkeys(("recorded", "bounded"), "what is decorated, or a field, is so"),
+    "varying": "the axes a value varies over",
+    "summed": "JSON with a sum of its bits",
+    "sharing": "a number: on one in how many rows a processor works",
+    "drawing": "the noun",
+}
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 MAX_FIRST_LINE = 79
@@ -133,6 +162,11 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.source)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, which many rules go through."""
+        return list(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         return room_of(self.name)
@@ -142,14 +176,14 @@ class Module:
         """All imports, wherever in the file they stand."""
         for_types = {
             id(inner)
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             for statement in node.body
             for inner in ast.walk(statement)
         }
         return [
             Import(self._full_name(node, alias), alias.lineno, id(node) in for_types)
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         ]
@@ -165,19 +199,27 @@ class Module:
     def mentions(self) -> list[tuple[int, str]]:
         """Lines and full dotted names of all imported names and of every attribute reached through one."""
         bound = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
                     full = self._full_name(node, alias)
                     if isinstance(node, ast.Import) and alias.asname is None:
                         full = alias.name.split(".")[0]
                     bound[alias.asname or full.split(".")[-1]] = full
+        for node in self.nodes:
+            match node:  # `l = jax.lax`
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() | ast.Name() as value):
+                    root, dot, rest = ast.unparse(value).partition(".")
+                    if root in bound:
+                        bound[name] = bound[root] + dot + rest
         found = [(imported.line, imported.name) for imported in self.imports]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Attribute):
-                root, _, rest = ast.unparse(node).partition(".")
-                if root in bound:
-                    found.append((node.end_lineno or node.lineno, f"{bound[root]}.{rest}"))
+                start, rest = node.value, [node.attr]
+                while isinstance(start, ast.Attribute):
+                    start, rest = start.value, [start.attr, *rest]
+                if isinstance(start, ast.Name) and start.id in bound:
+                    found.append((node.end_lineno or node.lineno, ".".join([bound[start.id], *rest])))
         return found
 
 
@@ -246,17 +288,22 @@ def private_jax(module: Module) -> list[str]:
 
 def couplings_to_jax(module: Module) -> set[tuple[int, str]]:
     """Where a module depends on what JAX does not promise: by import, by attribute, by a class's or function's name."""
-    found = {(line, name) for line, name in module.mentions if re.match(r"jax\.([\w.]*\.)?_(?!_)", name)}
-    for node in ast.walk(module.tree):
+    is_private = re.compile(rf"jax\.([\w.]*\.)?_(?!_)|{UNPROMISED_MODULES.pattern}")
+    found = {(line, name) for line, name in module.mentions if is_private.match(name)}
+    found |= {(node.lineno, repr(node.value)) for node in strings(module) if UNPROMISED_TEXT.fullmatch(node.value)}
+    # A frame's name may be shown, and nothing else be done with it.
+    shown = {id(inner) for text in module.nodes if isinstance(text, ast.JoinedStr) for inner in ast.walk(text)}
+    for node in module.nodes:
         match node:
             case ast.Attribute(attr=name) if name in UNPROMISED:
                 found.add((node.lineno, f"`.{name}`"))
-            case ast.Constant(value=str(text)) if text in UNPROMISED or re.match(r"jax\._src|\w+Tracer\Z", text):
+            case ast.Constant(value=str(text)) if text in UNPROMISED:
                 found.add((node.lineno, repr(text)))
-            case ast.Compare() | ast.Call(func=ast.Attribute(attr="startswith")) if "f_code.co_name" in ast.unparse(
-                node
-            ):
+            case ast.Attribute(attr="co_name") if id(node) not in shown:
                 found.add((node.lineno, f"a frame's name: {ast.unparse(node)}"))
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[text]) if module.room in IN_JAX_ALONE:
+                if re.fullmatch(r"(str|repr)\(\w*error\w*\)", ast.unparse(text)):
+                    found.add((node.lineno, f"the words of an error: {ast.unparse(node)}"))
     return found
 
 
@@ -264,7 +311,8 @@ def stray_collectives(module: Module) -> list[str]:
     """Uses of a jax.lax collective outside weft/lower/collectives.py."""
     if module.name == "weft.lower.collectives":
         return []
-    return [
+    stars = [node for node in module.nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    return [f"{module.name}:{node.lineno} imports all of {node.module}" for node in stars if node.level == 0] + [
         f"{module.name}:{line} uses {name}; only weft/lower/collectives.py may touch the collectives of jax.lax"
         for line, name in module.mentions
         if name.removeprefix("jax.lax.") in COLLECTIVES and name.startswith("jax.lax.")
@@ -276,49 +324,114 @@ def strings(module: Module) -> Iterator[ast.Constant]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docs = {
         id(statement.value)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, documented)
         for statement in node.body
         if isinstance(statement, ast.Expr)
     }
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node
+
+
+@functools.cache
+def table_of_primitives() -> frozenset[str]:
+    """The names in weft/primitives.py, less those that a ledger calls its collectives by."""
+    names, collectives = set(), set()
+    for node in ast.walk(ast.parse((ROOT / "weft" / "primitives.py").read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Name(id="_rows"), args=[_, ast.Constant(value=str(words))], keywords=columns):
+                names.update(words.split())
+                collectives.update(
+                    word.value.value
+                    for word in columns
+                    if word.arg == "collective" and isinstance(word.value, ast.Constant)
+                )
+    return frozenset(names - collectives)
 
 
 def primitives_by_name(module: Module) -> list[str]:
     """Names of JAX's primitives read, compared or listed outside weft/primitives.py."""
     if module.name in ("weft.primitives", "weft.elsewhere"):  # the latter: functions of JAX that people look for
         return []
-    only = "only weft/primitives.py knows primitives by name"
-    complaints = [
-        f"{module.name}:{node.lineno} names the primitive `{word}`; {only}"
-        for node in strings(module)
-        for word in node.value.split()
-        if PRIMITIVE.fullmatch(word)
-    ]
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".primitive.name"):
-            complaints.append(f"{module.name}:{node.lineno} reads {ast.unparse(node)}; {only}")
-        elif isinstance(node, ast.Compare):
-            compared = [ast.unparse(side) for side in (node.left, *node.comparators)]
-            if any(re.search(r"\brow(_of\(.*\))?\.name$", side) for side in compared):
-                complaints.append(f"{module.name}:{node.lineno} compares a primitive's name; {only}")
-    return complaints
+    found = [(n.lineno, f"names `{w}`") for n in strings(module) for w in n.value.split() if PRIMITIVE.fullmatch(w)]
+    # `threefry2x32_p` is bound, by the one module of JAX's that gives primitives to be
+    of_jax = re.compile(r"jax\.(?!extend\.random\b)[\w.]*\w_p\b|jax\.extend\.core\.primitives\b")
+    found += [(line, f"uses {name}") for line, name in module.mentions if of_jax.match(name)]
+    known = table_of_primitives() if module.room in OF_PROGRAMS and module.name not in OF_XLA else frozenset()
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(attr="primitive") if module.name != "weft.graph":  # which runs them
+                found.append((node.lineno, f"reads {ast.unparse(node)}"))
+            case ast.Attribute(value=ast.Attribute(attr="primitive"), attr="name"):
+                found.append((node.lineno, f"reads {ast.unparse(node)}"))
+            case ast.Constant(value="primitive"):
+                found.append((node.lineno, "reads `primitive` by its name"))
+        sides = looked_up(node)
+        named = {side.value for side in sides if isinstance(side, ast.Constant)}
+        if any(is_name_of_row(side) for side in sides):
+            found.append((getattr(node, "lineno", 0), "goes by a primitive's name"))
+        if len(known.intersection(words_listed(node))) > 1 or (
+            isinstance(node, ast.Compare | ast.MatchValue) and known & named
+        ):
+            found.append((getattr(node, "lineno", 0), f"goes by primitives' names: {ast.unparse(node)}"))
+    return [f"{module.name}:{line} {what}; only weft/primitives.py knows primitives by name" for line, what in found]
+
+
+def is_name_of_row(node: ast.AST) -> bool:
+    """Whether this is the name of a row of the table: `step.row.name`, `row_of(eqn).name`."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=row) | ast.Attribute(attr=row), attr="name"):
+            return row == "row"
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="row_of" | "row_named")), attr="name"):
+            return True
+    return False
+
+
+def looked_up(node: ast.AST) -> list[ast.expr]:
+    """The expressions that a node compares, matches, or looks something up by."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            return [left, *others]
+        case ast.Match(subject=value) | ast.MatchValue(value=value):
+            return [value]
+        case ast.Subscript(slice=key) | ast.Call(func=ast.Attribute(attr="get"), args=[key, *_]):
+            return [key]
+    return []
 
 
 def other_walkers(module: Module) -> list[str]:
-    """Ways through a jaxpr outside weft/graph.py."""
-    if module.name == "weft.graph":
+    """Ways through a jaxpr outside weft/graph.py; compat has what JAX does not promise."""
+    if module.name in ("weft.graph", "weft.compat"):
         return []
     only = "only weft/graph.py goes through jaxprs"
-    found = [(line, name) for line, name in module.mentions if name.endswith("jaxprs_in_params")]
-    for node in ast.walk(module.tree):
-        if (isinstance(node, ast.Attribute) and node.attr == "eqns") or (
-            isinstance(node, ast.keyword) and node.arg == "eqns"
-        ):
-            found.append((node.lineno, "eqns"))
+    found = [(line, name) for line, name in module.mentions if re.search(r"(jaxprs|_jaxpr|jaxprs_in_params)$", name)]
+    found = [(line, name) for line, name in found if not name.endswith(".make_jaxpr")]
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(attr="eqns") | ast.keyword(arg="eqns") | ast.Constant(value="eqns"):
+                found.append((node.lineno, "eqns"))
     return [f"{module.name}:{line} uses `{name}`; {only}" for line, name in found]
+
+
+def other_readers(module: Module) -> list[str]:
+    """Reads of an equation's parameters outside weft/graph.py and weft/primitives.py."""
+    if module.name in ("weft.graph", "weft.primitives"):
+        return []
+    found = set()
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr="params") if re.search(r"\beqn$", ast.unparse(owner)):
+                found.add((node.lineno, ast.unparse(owner)))
+            case (  # whatever the equation is called there
+                ast.Subscript(value=ast.Attribute(value=owner, attr="params"), slice=ast.Constant(value=str()))
+                | ast.Call(
+                    func=ast.Attribute(value=ast.Attribute(value=owner, attr="params"), attr="get" | "values" | "items")
+                )
+            ) if not re.search(r"\blayout$", ast.unparse(owner)):
+                found.add((node.lineno, ast.unparse(owner)))
+    fix = "ask weft/primitives.py, or a step of the graph"
+    return [f"{module.name}:{line} reads `{owner}.params`; fix: {fix}" for line, owner in sorted(found)]
 
 
 def private_names(source: str, class_name: str) -> frozenset[str]:
@@ -346,45 +459,99 @@ def private_tensors(module: Module) -> list[str]:
     if module.room in ("tensor", "leaves", "lower"):
         return []
     inside = private_tensor() if module.room in ("ops", "spmd") else private_tensor() | {"raw"}
-    return [
-        f"{module.name}:{node.lineno} reaches `{ast.unparse(node)}`, the inside of a tensor; fix: use `array_of(x)`"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and node.attr in inside and ast.unparse(node.value) != "self"
-    ]
+    if module.room in ("nn", "models", "decode"):  # which say nothing about processors
+        inside |= {"region"}
+    fix = "use `array_of(x)`, or ask weft/lower/rules.py"
+    complaints = []
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr=name) if name in inside and ast.unparse(owner) != "self":
+                what = ast.unparse(node)
+            case (
+                ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[_, ast.Constant(value=name), *_])
+                | ast.Call(
+                    func=ast.Attribute(attr="__setattr__" | "__getattribute__"), args=[_, ast.Constant(value=name), *_]
+                )
+            ) if name in inside:
+                what = ast.unparse(node)
+            case _:
+                continue
+        complaints.append(f"{module.name}:{node.lineno} reaches `{what}`, the inside of a tensor; fix: {fix}")
+    return complaints
 
 
 def parsed_texts(module: Module) -> list[str]:
     """Texts that are taken apart in program or plan, where a module does not say whose texts these are.
 
-    In cli and train, which read files and options, only what they print themselves, by `str` or `repr`.
+    Anywhere but where files are read, what `str`, `repr` or an f-string just made of a value.
     """
-    if module.room not in ("program", "plan", "cli", "train") or module.name in READS_TEXT:
-        return []
     fix = "carry a value instead of our own print-out; texts of others: add the module to READS_TEXT with the reason"
-    complaint = f"takes a text apart; fix: {fix}"
-    if module.room in ("cli", "train"):
-        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
-        return [f"{module.name}:{call.lineno} {complaint}" for call in calls if takes_print_out_apart(call)]
-    lines = [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
-    for node in ast.walk(module.tree):
-        called = node.func if isinstance(node, ast.Call) else node
-        if isinstance(called, ast.Attribute) and called.attr in TAKES_APART:
-            is_of_text = isinstance(node, ast.Call) and not isinstance(called.value, ast.Constant)
-            if is_of_text or ast.unparse(called.value) == "str":
+    lines = [] if module.room in READS_FILES else print_outs_taken_apart(module)
+    if module.room in ("program", "plan") and module.name not in READS_TEXT:
+        lines += [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
+        lines += [getattr(node, "lineno", 0) for node in module.nodes if takes_text_apart(node)]
+    return [f"{module.name}:{line} takes a text apart; fix: {fix}" for line in sorted(set(lines))]
+
+
+def takes_text_apart(node: ast.AST) -> bool:
+    """Whether this takes a text apart, or looks for a part of it, whatever text it is."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="str"), attr=name):  # `map(str.split, lines)`
+            return name in TAKES_APART
+        case ast.Call(func=ast.Attribute(value=owner, attr=name)) if name in TAKES_APART:
+            return not isinstance(owner, ast.Constant)
+        case ast.Call(func=ast.Attribute(attr="replace"), args=[ast.Constant(), ast.Constant(value="")]):
+            return True
+        case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str(part))]) if name in SEARCHES:
+            return not part.isidentifier()  # `dims.find("batch")`
+        case ast.Compare(left=ast.Constant(value=str()), comparators=[ast.Attribute(attr=name)]):
+            return name in ("text", "type") and isinstance(node.ops[0], ast.In | ast.NotIn)
+        case ast.Subscript(value=ast.Attribute(attr=name), slice=ast.Slice()):
+            return name in ("text", "type")
+    return False
+
+
+def print_outs_taken_apart(module: Module) -> list[int]:
+    """Where a module takes apart what it just printed, in an expression or by way of a variable."""
+    lines = []
+    functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for scope in (*functions, module.tree):
+        printed = {
+            target.id
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign) and is_print_out(node.value) and scope is not module.tree
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(scope):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=[_, *texts]):
+                    pass
+                case ast.Call(func=ast.Attribute(attr="highlight_regex" | "highlight_words")):  # Rich's, on a print-out
+                    texts = [ast.Call(ast.Name("str"), [ast.Name("text")], [])]
+                case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in TAKES_APART | SEARCHES - {
+                    "replace"
+                }:
+                    texts = [text]
+                case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[text]):
+                    texts = [text]
+                case _:
+                    continue
+            if any(is_print_out(text) or (isinstance(text, ast.Name) and text.id in printed) for text in texts):
                 lines.append(node.lineno)
-    return [f"{module.name}:{line} {complaint}" for line in sorted(lines)]
+    return lines
 
 
-def takes_print_out_apart(call: ast.Call) -> bool:
-    """Whether a call takes apart what `str` or `repr` gives: `str(x).split()`, `re.search(pattern, repr(x))`."""
-    match call:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=[_, *texts]):
-            pass
-        case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in TAKES_APART | {"find", "index"}:
-            texts = [text]
-        case _:
-            return False
-    return any(isinstance(text, ast.Call) and ast.unparse(text.func) in ("str", "repr") for text in texts)
+def is_print_out(node: ast.AST) -> bool:
+    """Whether this makes a text of one value, which is no error: `str(x)`, `f"{x}"`, `x.__str__()`."""
+    match node:
+        case ast.Call(func=ast.Name(id="str" | "repr" | "format"), args=[value, *_]):
+            return "error" not in ast.unparse(value)
+        case ast.Call(func=ast.Attribute(attr="__str__" | "__repr__")):
+            return True
+        case ast.JoinedStr(values=[ast.FormattedValue(value=value)]):
+            return "error" not in ast.unparse(value)
+    return False
 
 
 def too_long(module: Module) -> list[str]:
@@ -392,7 +559,7 @@ def too_long(module: Module) -> list[str]:
     complaints, lines = [], len(module.source.splitlines())
     if lines > MAX_FILE_LINES:
         complaints.append(f"{module.name} has {lines} lines, more than {MAX_FILE_LINES}")
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
@@ -409,11 +576,46 @@ def undocumented(module: Module) -> list[str]:
     return [f"{module.name} has no docstring"]
 
 
+def participles(module: Module) -> list[str]:
+    """Functions called by what was done, or is being done, and not by what they do: `joined`, `checking`.
+
+    A property says what something is; a context manager what holds inside it; a function within another is no name.
+    """
+    complaints = []
+    inner = {
+        id(node)
+        for outer in module.nodes
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(outer)
+        if node is not outer
+    }
+    for node in module.nodes:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or id(node) in inner:
+            continue
+        around = " ".join(ast.unparse(part) for part in (*node.decorator_list, node.returns) if part is not None)
+        word = PARTICIPLE.fullmatch(node.name.strip("_"))
+        if word and word[1] not in VERBS | NOUNS and not re.search(r"property|contextmanager|ContextManager", around):
+            complaints.append(f"{module.name}:{node.lineno} `{node.name}` is no verb; fix: say what it does")
+    return [complaint for complaint in complaints if complaint.split("`")[1] not in PARTICIPLES]
+
+
+def wrong_imports_told(module: Module) -> list[str]:
+    """A docstring that says which rooms a module imports `alone`, and it imports others."""
+    told = re.search(
+        r"\bimports (?:([\w\s,]+) alone|nothing of)\b", ast.get_docstring(module.tree) or "", re.IGNORECASE
+    )
+    if told is None:
+        return []
+    rooms = set(re.split(r",\s+|\s+and\s+", told[1])) if told[1] else set()
+    real = {room_of(imported.name) for imported in module.imports if imported.name.startswith("weft.")} - {module.room}
+    return [f"{module.name}: `{told[0]}`, and it imports {', '.join(sorted(real)) or 'none'}"] if rooms != real else []
+
+
 def long_first_lines(module: Module) -> list[str]:
     """Docstrings whose first line does not fit where editors and `help` show it alone."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     complaints = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         first = (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, documented) else ""
         if len(first) > MAX_FIRST_LINE:
             where = f"{module.name}:{getattr(node, 'lineno', 1)}"
@@ -423,18 +625,46 @@ def long_first_lines(module: Module) -> list[str]:
 
 def rooms_by_name(module: Module) -> list[str]:
     """Rooms that code names by a string in another: `"weft.plan.cost"`, `("nn", "models")`; a sentence may."""
+    if module.room == "__init__":  # what is public
+        return []
     others = {room for room in BELOW if room != module.room and (ROOT / "weft" / room).is_dir()}
-    complaints = []
+    files = [f"/{path.relative_to(ROOT)}" for room in others for path in (ROOT / "weft" / room).rglob("[!_]*.py")]
+    found = []
     for constant in strings(module):
         path = re.fullmatch(r"weft[./](\w+)[\w./]*", constant.value)
         if path and path[1] in others:
-            complaints.append(f"{module.name}:{constant.lineno} names the room `{path[1]}` by a string")
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) > 1:
-            words = [item.value for item in node.elts if isinstance(item, ast.Constant)]
-            if len(words) == len(node.elts) and others.issuperset(words):
-                complaints.append(f"{module.name}:{node.lineno} lists the rooms {', '.join(words)} by strings")
-    return complaints
+            found.append((constant, f"names the room `{path[1]}` by a string"))
+        elif re.fullmatch(r"[\w/]+\.py", constant.value) and any(file.endswith(f"/{constant.value}") for file in files):
+            found.append((constant, f"names the file `{constant.value}` by a string"))
+    for node in module.nodes:
+        words = [str(word) for word in words_listed(node)]
+        of_others = [word for word in words if word.split(".")[0] in others and is_module(word)]
+        if len(of_others) > 1 and BELOW.keys() >= set(words) - set(of_others):
+            found.append((node, f"lists the rooms {', '.join(words)} by strings"))
+        match node:
+            case (
+                ast.Compare(left=one, comparators=[ast.Constant(value=room)])
+                | ast.BinOp(left=one, op=ast.Div(), right=ast.Constant(value=room))
+            ) if room in others and re.search(r"__(name|module|file)__|PACKAGE|\b_?HERE\b|weft", ast.unparse(one)):
+                found.append((node, f"names the room `{room}` by a string"))
+    return [f"{module.name}:{getattr(node, 'lineno', 0)} {what}" for node, what in found]
+
+
+def is_module(name: str) -> bool:
+    """Whether there is a file or folder of the package under this dotted name."""
+    path = ROOT.joinpath("weft", *name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def words_listed(node: ast.AST) -> list[object]:
+    """The constants in a tuple, list, set or dict of nothing else, the keys of a dict, or the words of a split text."""
+    match node:
+        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items) | ast.Dict(keys=items):
+            words = [item.value for item in items if isinstance(item, ast.Constant)]
+            return words if len(words) == len(items) else []
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="split"), args=[]):
+            return list(text.split())
+    return []
 
 
 def classes_of_one_name(modules: list[Module]) -> list[str]:
@@ -499,11 +729,14 @@ def repository_texts() -> Iterator[tuple[str, str]]:
         stray_collectives,
         primitives_by_name,
         other_walkers,
+        other_readers,
         parsed_texts,
         rooms_by_name,
         too_long,
         undocumented,
         long_first_lines,
+        wrong_imports_told,
+        participles,
     ],
 )
 def test_every_module_keeps(rule):
@@ -632,6 +865,19 @@ def test_an_import_cycle_is_caught(reduce_imports, cycle):
         ("weft.program.graph", "x = str(eqn.source_info.name_stack)", True),
         ("weft.ops.control", "x = aval.manual_axis_type.varying", True),
         ("weft.compat", "x = aval.manual_axis_type.varying", False),
+        ("weft.ops.custom", "name = sys._getframe(1).f_code.co_name\nif name == 'grad': pass", True),
+        ("weft.ops.custom", "code = frame.f_code\nif code.co_name in NAMES: pass", True),
+        ("weft.ops.custom", "import inspect\nif inspect.stack()[1].function == '_check_scalar': pass", True),
+        ("weft.ops.custom", "if frame.f_code.co_filename.endswith('jax/_src/api.py'): pass", True),
+        ("weft.ops.custom", "x = 'Tracer' in type(array).__name__", True),
+        ("weft.ops.custom", "from jax.interpreters import partial_eval as pe\npe.trace_to_jaxpr_dynamic(f)", True),
+        ("weft.ops.custom", "from jax.interpreters import batching, mlir", False),
+        ("weft.ops.custom", "from jaxlib import xla_client", True),
+        ("weft.spmd.step", "line = eqn.source_info.traceback", True),
+        ("weft.program.ledger", "is_backward = 'transpose(' in scopes", True),
+        ("weft.ops.conv", "fix = 'map over it: `wf.vmap(fn)`'", False),
+        ("weft.spmd.running", "if 'deleted or donated' not in str(error): raise", True),
+        ("weft.data.files", "if 'CRC' in str(error): raise", False),
     ],
 )
 def test_private_jax_is_caught(name, source, caught):
@@ -650,6 +896,10 @@ def test_private_jax_is_caught(name, source, caught):
         ("weft.spmd.step", "y = x.raw", False),
         ("weft.nn.lora", "y = x.weight.raw", True),
         ("weft.plan.values", "class A:\n    def f(self):\n        return self._dims()", False),  # its own
+        ("weft.nn.linear", "y = getattr(x, 'raw')", True),
+        ("weft.train.step", "object.__setattr__(x, '_dims', dims)", True),
+        ("weft.models.stack", "ways = x.region.ways(axes)", True),
+        ("weft.ops.reduce", "ways = x.region.ways(axes)", False),
     ],
 )
 def test_a_reach_into_a_tensor_is_caught(name, source, caught):
@@ -680,6 +930,9 @@ def test_every_collective_is_caught(name):
         ("from jax import lax\nlax.stop_gradient(x)", False),
         ("from weft.ops import collectives\ncollectives.psum(x)", False),
         ("names = {'psum': 'all_reduce'}", False),
+        ("import jax\nl = jax.lax\nl.psum(x, 'rows')", True),
+        ("from jax.lax import *", True),
+        ("from jax import lax\nlax.pbroadcast(x, 'rows', 0)", True),
     ],
 )
 def test_a_collective_is_caught_under_any_name(source, caught):
@@ -701,11 +954,35 @@ def test_a_collective_is_caught_under_any_name(source, caught):
         ("text = f'by {row_of(eqn).name}'", False),
         ("if step.collective == 'all_gather': pass", False),
         ("def sum(x):\n    'A psum where dims are split.'", False),
+        ("FREE = {'reshape', 'squeeze', 'transpose', 'exp'}", True),
+        ("WORK = {'exp': 8, 'tanh': 12}", True),
+        ("FREE = 'exp tanh'.split()", True),
+        ("name = step.row.name\nif name in ('exp', 'tanh'): pass", True),
+        ("name = step.row.name\nif name == 'exp': pass", True),
+        ("match step.row.name:\n    case 'exp': pass", True),
+        ("if step.instruction[0] == 'exp': pass", True),
+        ("primitive = eqn.primitive", True),
+        ("primitive = getattr(eqn, 'primitive')", True),
+        ("work = WORK.get(step.row.name, 1)", True),
+        ("work = WORK[row_named(name).name]", True),
+        ("import jax\nis_exp = primitive is jax.lax.exp_p", True),
+        ("from jax.extend.core.primitives import exp_p", True),
+        ("from jax.extend import random\nrandom.threefry2x32_p.bind(a, b, c, d)", False),
+        ("figures['name']", False),
+        ("if kind == 'all_reduce': pass", False),
     ],
 )
 def test_a_primitive_by_name_is_caught(source, caught):
     assert bool(primitives_by_name(Module("weft.plan.traffic", source))) == caught
     assert primitives_by_name(Module("weft.primitives", source)) == []
+
+
+def test_a_read_of_an_equations_parameters_is_caught():
+    of_eqn = ("axes = eqn.params['axes']", "axes = node.step.eqn.params.get('axes')", "f(**visit.eqn.params)")
+    for source in (*of_eqn, "call = step.eqn\ninner = call.params['jaxpr']", "for x in equation.params.values(): pass"):
+        assert len(other_readers(Module("weft.plan.traffic", source))) == 1
+        assert other_readers(Module("weft.primitives", source)) == []
+    assert other_readers(Module("weft.plan.traffic", "rules = layout.params['axes']")) == []
 
 
 @pytest.mark.parametrize(
@@ -716,6 +993,11 @@ def test_a_primitive_by_name_is_caught(source, caught):
         ("from jax.extend.core import jaxprs_in_params", True),
         ("import jax\njax.extend.core.jaxprs_in_params(eqn.params)", True),
         ("for step in steps(graph(closed)): step.eqn", False),
+        ("inner = closed.jaxpr\nfor eqn in inner.eqns: pass", True),
+        ("for eqn in getattr(jaxpr, 'eqns'): pass", True),
+        ("from jax.core import subjaxprs", True),
+        ("import jax\njax.core.eval_jaxpr(jaxpr, consts, x)", True),
+        ("import jax\nclosed = jax.make_jaxpr(fn)(x)", False),
     ],
 )
 def test_another_walker_through_jaxprs_is_caught(source, caught):
@@ -737,9 +1019,25 @@ def test_another_walker_through_jaxprs_is_caught(source, caught):
         ("weft.train.config", "first = str(program).splitlines()[0]", True),
         ("weft.train.config", "import re\nsteps = re.search('[0-9]+', repr(line))", True),
         ("weft.cli.show", "at = str(row).find('>>')", True),
+        ("weft.cli.terminal", "text.highlight_regex(_SOURCE, 'dim')", True),
+        ("weft.cli.terminal", "text.stylize('dim', *line.place)", False),
         ("weft.cli.show", "import re\nis_named = re.search(str(value), fact)", False),
         ("weft.cli.show", "'{}'.format(str(row))", False),
-        ("weft.train.checkpoints", "str(error).splitlines()[0]", False),
+        ("weft.train.stores", "str(error).splitlines()[0]", False),
+        ("weft.program.diff", "at = text.find('[')", True),
+        ("weft.program.diff", "at = dims.find('batch')", False),
+        ("weft.program.diff", "sent = text.replace('>> ', '')", True),
+        ("weft.program.diff", "sent = text.lstrip('> ')", True),
+        ("weft.program.diff", "line = text.rstrip()", False),
+        ("weft.program.memory", "has_memory = 'memory_length' in array.type", True),
+        ("weft.program.memory", "number = int(line.text[3:8])", True),
+        ("weft.program.lines", "first, second = str(program).split('x')", True),  # though it reads names of layers
+        ("weft.plan.page", "rows = f'{ledger}'.splitlines()", True),
+        ("weft.cli.show", "def f():\n    text = str(program)\n    return text.splitlines()", True),
+        ("weft.cli.show", "is_sent = 'over rows' in str(program)", True),
+        ("weft.spmd.step", "rules = str(layout).split(',')", True),
+        ("weft.ops.reduce", "name = repr(x).partition('[')[2]", True),
+        ("weft.data.remote", "scheme = str(path).partition('://')[0]", False),
     ],
 )
 def test_a_parsed_print_out_is_caught(name, source, caught):
@@ -808,10 +1106,61 @@ def test_a_long_first_line_is_caught(length):
         ('fix = "make it by weft.models.preset"', False),
         ('PROGRAMS = ("nn", "models")', True),
         ('parts = ["nn", "dropout"]', False),
+        ('SHOWN = {"nn.lora": "nn.lora.", "nn": "nn."}', True),
+        ('PROGRAMS = "nn models".split()', True),
+        ('SHOWN = {"data.path": "paths", "data.held_out": "part"}', False),  # keys of a run's file
+        ('SHOWN = {"nn": "layers", "other": "else"}', False),
+        ('if file.endswith("nn/attention.py"): pass', True),
+        ('if file.endswith("attention.py"): pass', True),
+        ('files = folder.glob("__init__.py")', False),
+        ('ROOMS = ["ops", "spmd", "tensor", "compat"]', True),
+        ('SHOWN = {"mesh": 1, "layout": 2, "plan": 3}', False),
+        ('if module.__name__.split(".")[1] == "ops": pass', True),
+        ('layers = Path(__file__).parent / "nn"', True),
+        ('tokens = folder / "data"', False),
     ],
 )
 def test_a_room_named_by_a_string_is_caught(source, caught):
     assert bool(rooms_by_name(Module("weft.train.log", source))) == caught
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("def joined(x): ...", True),
+        ("class A:\n  def _checked(self): ...", True),
+        ("def stored_by(x): ...", True),
+        ("def join(x): ...", False),
+        ("def embed(x): ...", False),
+        ("def stored_slice(x): ...", False),
+        ("@property\ndef closed(self): ...", False),
+        ("@contextlib.contextmanager\ndef tracing(): ...", False),
+        ("def outer():\n  def decorated(): ...", False),
+        ("class Dim:\n  def renamed(self): ...", False),
+    ],
+)
+def test_a_function_that_is_no_verb_is_caught(source, caught):
+    assert bool(participles(Module("weft.dims", source))) == caught
+
+
+def test_each_participle_that_may_be_is_one():
+    defined = {node.name for module in package_modules() for node in module.nodes if isinstance(node, ast.FunctionDef)}
+    assert PARTICIPLES.keys() <= defined
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("'''Text.\n\nImports errors alone.'''\nfrom .errors import WeftError", False),
+        ("'''Text.\n\nImports errors and\nchecks alone.'''\nfrom .errors import WeftError", True),
+        ("'''Text.\n\nImports errors alone.'''\nfrom .errors import WeftError\nfrom .checks import is_whole", True),
+        ("'''Text.\n\nImports nothing of the house.'''\nfrom .errors import WeftError", True),
+        ("'''Text.\n\nImports nothing of the house.'''\nimport os", False),
+        ("'''Text.\n\nImports the language.'''\nfrom .errors import WeftError", False),
+    ],
+)
+def test_wrongly_told_imports_are_caught(source, caught):
+    assert bool(wrong_imports_told(Module("weft.dims", source))) == caught
 
 
 def test_a_class_name_of_two_meanings_is_caught():

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import weft as wf
-from weft.cells import cell, coloured, folded, line, quiet, table
+from weft.cells import cell, colour_axes, fold, line, quiet, table
 from weft.program.ledger import Ledger
 from weft.tensor import with_kind
 
@@ -165,7 +165,7 @@ def test_a_program_bound_to_a_mesh_says_what_it_is():
 
 def test_hostile_names_are_text():
     bad = '<img src=x onerror="alert(1)">'
-    found = read(cell(line(quiet(bad)), folded(bad, table((bad,), [(coloured([bad], [bad]),)], right=[0]))))
+    found = read(cell(line(quiet(bad)), fold(bad, table((bad,), [(colour_axes([bad], [bad]),)], right=[0]))))
     assert found.words.count(bad) == 4
 
 

@@ -6,6 +6,7 @@ one, which starts JAX once. Commands in console blocks name targets and files th
 fail, and tests/errors runs them.
 """
 
+import codeop
 import json
 import re
 import shutil
@@ -174,3 +175,17 @@ def test_every_link_leads_somewhere(path):
 def test_every_fence_names_its_language_and_is_closed(path):
     fences = re.findall(r"^```(.*)$", path.read_text(), re.MULTILINE)
     assert all(opening and not closing for opening, closing in zip(fences[::2], fences[1::2], strict=True))
+
+
+def test_the_tutorial_can_be_pasted_into_a_session_of_python():
+    # There a statement right after an indented block is a syntax error, and a blank line ends a class.
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    assert "into one Python session" in text
+    compiled = codeop.CommandCompiler()
+    for language, block in FENCE.findall(text):
+        typed = []
+        for line in [*block.splitlines(), ""] if language == "python" else []:
+            typed.append(line)
+            if compiled("\n".join(typed), "<stdin>", "single") is not None:
+                typed = []
+        assert not any(typed)

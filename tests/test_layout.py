@@ -212,6 +212,7 @@ def test_where_what_is_stored_lies_follows_from_its_dims():
         ("params.*:x", r"`params.\*:x` splits `\*`.*fix: name the dim that is split \(`params.d_model:x`\)"),
         ("*:x", r"`\*:x` splits `\*`, all dims"),
         ("params.d:host+x", r"goes on after `host`.*fix: end on it: `params.d:x\+host`"),
+        ("params.*:host+x", r"goes on after `host`.*fix: end on it: `params.\*:host`"),
         ("params.d:x,params.d:host", r"two rules.*write one, e.g. `params.d:x\+host`"),
     ],
 )

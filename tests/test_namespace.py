@@ -16,11 +16,15 @@ ROOMS = {
     "wf.ops": wf.ops,
     "wf.random": wf.random,
     "nn": wf.nn,
+    "nn.lora": wf.nn.lora,
     "models": wf.models,
     "data": wf.data,
     "train": wf.train,
     "decode": wf.decode,
     "interop": wf.interop,
+    "optim": wf.optim,
+    "plan": plan,
+    "program": wf.program,
 }
 
 
@@ -43,7 +47,7 @@ def test_help_is_a_table_of_contents():
     assert sorted(names) == sorted(wf.__all__)
 
 
-@pytest.mark.parametrize("name", "layout mesh errors record lower leaves checks Any folded FUNCTIONS".split())
+@pytest.mark.parametrize("name", "layout mesh errors record lower leaves checks Any fold FUNCTIONS".split())
 def test_what_is_inside_is_no_name_of_wf(name):
     assert not hasattr(wf, name)
 
@@ -172,3 +176,17 @@ except wf.WeftError as error:
 def test_a_module_someone_imported_stays_when_a_room_is_imported_later():
     program = "import weft, weft.cli; weft.train; weft.Plan; weft.cli.app"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+ELEMENTWISE = [name for name in wf.__all__ if getattr(getattr(wf, name), "__module__", "") == "weft.ops.elementwise"]
+
+
+def test_each_elementwise_function_says_what_it_is_and_what_it_takes():
+    said: dict[str, str] = {}
+    for name in ELEMENTWISE:
+        first = inspect.getdoc(getattr(wf, name)).splitlines()[0]
+        assert first.endswith(".") and said.setdefault(first, name) == name, f"{name} and {said[first]}: {first}"
+        parameters = inspect.signature(getattr(wf, name)).parameters.values()
+        if name not in ("elementwise", "stop_gradient"):  # of any function, of any tree
+            assert all(each.kind is not each.VAR_POSITIONAL and each.annotation is not Any for each in parameters), name
+    assert len(ELEMENTWISE) > 90

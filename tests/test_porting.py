@@ -17,6 +17,7 @@ import typer
 import weft as wf
 from weft import data, decode, interop, models, nn
 from weft.cli import app
+from weft.elsewhere import FUNCTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "from" / "mesh-tensorflow.md"
 LISTED = {module: names.split() for module, names in json.loads(
@@ -73,6 +74,20 @@ def test_what_is_written_instead_exists_and_takes_these_arguments(code):
             known = inspect.signature(lookup(ast.unparse(call.func))).parameters
             if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
                 assert {keyword.arg for keyword in call.keywords} <= set(known), code
+
+
+def test_a_function_typed_out_of_habit_is_an_error_that_says_what_the_table_says():
+    wrong = []
+    for heading, old, new in ROWS:
+        instead = set(NAME.findall(new))
+        if heading.rpartition(".")[2] not in ("ops", "layers", "optimize") or not instead:
+            continue
+        for name in old:
+            if name in wf.__all__ or (name[0].isupper() and not name.endswith("Optimizer")):
+                continue
+            if not instead & set(NAME.findall(FUNCTIONS.get(name, ""))):
+                wrong.append((name, FUNCTIONS.get(name), new))
+    assert wrong == []
 
 
 def test_every_command_it_gives_exists():

@@ -39,6 +39,28 @@ def test_the_page_of_licences_is_that_of_the_lock():
     assert {name: group for name, *_, group in rows}["orbax-checkpoint"] == "train"
 
 
+def test_the_page_on_layouts_names_every_context_variable():
+    page = (ROOT / "docs/decisions/0004-a-tensor-carries-its-layout.md").read_text(encoding="utf-8")
+    made = {
+        f"{path.relative_to(ROOT / 'weft').with_suffix('')}.{name}"
+        for path in (ROOT / "weft").rglob("*.py")
+        for name in re.findall(r"^(\w+)(?::.*)? = contextvars\.ContextVar\(", path.read_text(encoding="utf-8"), re.M)
+    }
+    assert len(made) > 5
+    assert set(re.findall(r"^\| `([\w/]+\.\w+)` \|", page, re.M)) == made
+
+
+def test_the_page_on_dependencies_has_each_of_them():
+    page = (ROOT / "docs/decisions/0005-dependencies.md").read_text(encoding="utf-8").lower()
+    extras = PROJECT["optional-dependencies"]
+    listed = [
+        *PROJECT["dependencies"],
+        *(name for part in ("train", "hf", "data", "cloud", "dev") for name in extras[part]),
+    ]
+    names = {re.match(r"[\w-]+", name)[0].removesuffix("-checkpoint") for name in listed}
+    assert {name for name in names if name not in page} == set()
+
+
 def test_nothing_is_read_that_could_run_code_but_what_security_says():
     found = {}
     for path in sorted((ROOT / "weft").rglob("*.py")):

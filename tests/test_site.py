@@ -1,10 +1,13 @@
 """The site: every public name has an entry in the reference, and every page it links to is laid out."""
 
 import dataclasses
+import functools
+import inspect
 import re
 
 import pytest
 import typer
+import yaml
 
 from docs.site import gallery, reference, stage
 from weft.cli import app
@@ -38,6 +41,55 @@ def test_a_public_name_without_a_docstring_or_a_family_ends_the_build(monkeypatc
         reference.pages()
 
 
+@pytest.mark.parametrize("room", reference.ROOMS)
+def test_every_public_member_of_a_class_is_told_of_or_its_base_is_named(room):
+    kinds = (property, functools.cached_property, classmethod, staticmethod)
+    for name in reference.public_names(room):
+        cls = vars(reference.ROOMS[room]).get(name)
+        if not inspect.isclass(cls):
+            continue
+        entry = reference._entry(room, name)
+        own = [key for key, member in vars(cls).items() if inspect.isfunction(member) or isinstance(member, kinds)]
+        for member in [*own, *getattr(cls, "_fields", ())]:
+            assert member.startswith("_") or re.search(rf"[`.]{member}\b", entry), f"{room}.{name}.{member}"
+
+
+def test_what_a_class_shows_is_what_users_ask_it_for():
+    said = dict(Program=".ledger", Plan=".tokens_per_s", Tensor=".dims", Mesh="`axes`", TrainState="`params`")
+    for name, member in said.items():
+        assert member in reference._entry("wf", name)
+    assert ".encode(text)" in reference._entry("data", "Tokenizer") and "`vocab`" in reference._entry("data", "Dataset")
+    assert "all of [`TransformerConfig`]" in reference._entry("models", "LMConfig")
+    assert "raw" not in reference._entry("wf", "Tensor")  # the lowering's
+
+
+def test_the_build_is_strict_and_hears_its_warnings():
+    # With `--quiet` MkDocs drops warnings before `--strict` counts them.
+    (line,) = [line for line in (stage.ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line]
+    assert line.endswith("mkdocs build --strict")
+
+
+def test_every_page_of_the_navigation_stands_under_its_own_title():
+    # Material's `navigation.indexes` makes a README among other pages the link of their heading, and hides its title.
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, suffix, node: suffix)
+    config = yaml.load((stage.ROOT / "mkdocs.yml").read_text(), Loader)
+    assert "navigation.indexes" not in config["theme"]["features"]
+
+    def titles(pages):
+        for page in pages:
+            ((title, target),) = page.items()  # a page without a title is no mapping
+            yield from titles(target) if isinstance(target, list) else [(title, target)]
+
+    listed = dict(map(reversed, titles(config["nav"])))
+    written = {f"reference/{name}" for name in reference.pages()}
+    notebooks = {f"docs/notebooks/{path.name}.md" for path in (stage.ROOT / "docs/notebooks").glob("*.ipynb")}
+    texts = {path.relative_to(stage.ROOT).as_posix() for path in stage.texts()}
+    assert set(listed) == texts | written | notebooks
+
+
 def test_every_command_and_every_key_of_a_run_stands_in_it(pages):
     commands = typer.main.get_command(app).commands
     assert commands
@@ -47,6 +99,14 @@ def test_every_command_and_every_key_of_a_run_stands_in_it(pages):
     keys = set(re.findall(r"^\| `(\w+)` \|", pages["run-file.md"], re.MULTILINE))
     shown = [reference.wf.models.LMConfig, reference.wf.models.Seq2SeqConfig, *reference.tables.TABLES.values()]
     assert {field.name for table in shown for field in dataclasses.fields(table)} | {"mesh", "layout", "path"} <= keys
+
+
+def test_every_key_of_a_run_says_what_it_is(pages, monkeypatch):
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", pages["run-file.md"], re.MULTILINE)
+    assert len(rows) > 150 and all(len(said) > 10 for _, said in rows)
+    monkeypatch.setattr(reference, "attribute_docs", lambda cls: {})
+    with pytest.raises(reference.MissingError, match="nothing says what the key `name`"):
+        reference.run_file()
 
 
 def test_links_of_every_page_lead_to_pages_that_are_laid_out(tmp_path):

@@ -268,3 +268,9 @@ def test_operators_leave_numbers_and_arrays_of_one_number_alone():
 def test_completion_shows_what_a_user_calls_and_nothing_of_the_inside():
     shown = [name for name in dir(wf.tensor([1.0], "a")) if not name.startswith("__")]
     assert sorted(shown) == ["array", "dim", "dims", "dtype", "layout", "local_array", "rename", "size", "ways"]
+
+
+def test_numbers_of_numpy_are_shown_in_the_dtype_that_operations_make_of_them():
+    x = wf.tensor(np.ones((2, 3)), "a b")
+    assert (repr(x), x.dtype, (x * 2).dtype) == ("f32[a b]", np.float32, np.float32)
+    assert wf.parameter(np.ones(2, "int64"), "a").dtype == np.int32

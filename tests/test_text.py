@@ -1,16 +1,8 @@
 """Quantities as text: sizes, times, counts and columns, as people read them."""
 
-import doctest
-import sys
-
 import pytest
 
 from weft.text import size_text, time_text
-
-
-def test_the_examples_are_true():
-    failed, tried = doctest.testmod(sys.modules[size_text.__module__])
-    assert (failed, tried) == (0, 11)
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,12 @@ def quiet(text: str) -> str:
     return f' <span class="quiet">{html.escape(text)}</span>'
 
 
-def preformatted(text: str) -> str:
+def preformat(text: str) -> str:
     """Text as it is, its lines and columns kept."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
-def folded(title: str, *parts: str, is_open: bool = False) -> str:
+def fold(title: str, *parts: str, is_open: bool = False) -> str:
     """Markup under a line of text that opens and closes it."""
     return f"<details{' open' * is_open}><summary>{html.escape(title)}</summary>{''.join(parts)}</details>"
 
@@ -83,7 +83,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterab
     return f"<table>{body}</table>" + (line(quiet(more)) if more else "")
 
 
-def coloured(names: Iterable[str], axes: Sequence[str]) -> str:
+def colour_axes(names: Iterable[str], axes: Sequence[str]) -> str:
     """Axes that are taken together, each in the colour of its place among `axes`."""
     colours = {name: i % COLOURS for i, name in enumerate(axes)}
     return "+".join(
@@ -95,7 +95,7 @@ def coloured(names: Iterable[str], axes: Sequence[str]) -> str:
 def typed_cell(dtype: str, dims: Sequence[str], placement: Sequence[Sequence[str]], axes: Sequence[str]) -> str:
     """A tensor's type, `f32[batch/rows d_model]`, with its axes in colours."""
     parts = [
-        html.escape(name) + (f"/{coloured(over, axes)}" if over else "")
+        html.escape(name) + (f"/{colour_axes(over, axes)}" if over else "")
         for name, over in zip(dims, placement, strict=True)
     ]
     return f"{html.escape(dtype)}[{' '.join(parts)}]"
@@ -105,7 +105,7 @@ def mesh_cell(axes: Mapping[str, int], levels: Sequence[Sequence[str]]) -> str:
     """A mesh: its axes in their colours, slow levels first, and its size."""
     size = math.prod(axes.values())
     rows = [
-        (coloured([name], list(axes)), str(axes[name]), "from host to host" if at < len(levels) - 1 else "")
+        (colour_axes([name], list(axes)), str(axes[name]), "from host to host" if at < len(levels) - 1 else "")
         for at, level in enumerate(levels)
         for name in level
     ]
@@ -119,11 +119,11 @@ def layout_cell(rules: Mapping[str, Sequence[str]]) -> str:
     axes = list(dict.fromkeys(axis for over in rules.values() for axis in over))
     if not rules:
         return cell(line("<b>Layout</b>", quiet("the empty layout: nothing is split")))
-    rows = [(html.escape(rule), coloured(over, axes)) for rule, over in rules.items()]
+    rows = [(html.escape(rule), colour_axes(over, axes)) for rule, over in rules.items()]
     return cell(line("<b>Layout</b>"), table(("dim", "over"), rows))
 
 
-def placed(array: Any, rank: int) -> tuple[tuple[tuple[str, ...], ...], Mapping[str, int]]:
+def read_placement(array: Any, rank: int) -> tuple[tuple[tuple[str, ...], ...], Mapping[str, int]]:
     """Over which axes JAX has split each dim of an array, and the axes of its mesh."""
     sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
     if not isinstance(sharding, NamedSharding):
@@ -147,7 +147,7 @@ def tensor_cell(
     for dim, over in zip(dims, placement, strict=True):
         size = f"{dim.count:,}" + (f", padded to {dim.size:,}" if dim.is_padded else "")
         local = dim.size // math.prod(axes[axis] for axis in over)
-        rows.append((html.escape(dim.name), size, coloured(over, list(axes)), f"{local:,}"))
+        rows.append((html.escape(dim.name), size, colour_axes(over, list(axes)), f"{local:,}"))
     titles = ("dim", "size", "over", "on each processor") if any(placement) else ("dim", "size")
     sizes = table(titles, [row[: len(titles)] for row in rows], right=(1, 3)) if rows else ""
     return cell(head, sizes, "" if values is None else _values(values, [dim.count for dim in dims]))
@@ -163,5 +163,5 @@ def _values(values: Any, sizes: Sequence[int]) -> str:
     except RuntimeError:  # what was to compute them has failed
         return line(quiet("its values could not be computed"))
     if not sizes:
-        return preformatted(text)
-    return folded("values" if is_whole else "the first values", preformatted(text), is_open=math.prod(sizes) <= _FEW)
+        return preformat(text)
+    return fold("values" if is_whole else "the first values", preformat(text), is_open=math.prod(sizes) <= _FEW)

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -177,6 +178,34 @@ def frames_of(eqn: Any) -> Iterator[Frame]:
             yield Frame(found["file"], int(found["line"]), found["function"])
 
 
+# What JAX's errors say in words alone: their classes are of many errors.
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether XLA found no room on a device."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def is_of_deleted_array(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether an array was asked for whose buffers were deleted or donated."""
+    return "deleted or donated" in str(error)
+
+
+def is_gradient_of_while(error: ValueError) -> bool:
+    """Whether a gradient was asked for through a `while_loop`."""
+    return "while_loop" in str(error)
+
+
+def is_wrong_call(error: Exception) -> bool:
+    """Whether a function was given more or fewer arguments than it takes."""
+    return "argument" in str(error) and "dtype" not in str(error)  # JAX wraps it, and says of dtypes which argument
+
+
+def is_refusal_of(error: TypeError, kind: type) -> bool:
+    """Whether JAX refused a value for its class."""
+    return f"{kind.__module__}.{kind.__qualname__}" in str(error)
+
+
 # What JAX says while it starts.
 
 
@@ -263,3 +292,14 @@ def attention_kernel(scale: float, *, is_heads_first: bool = True) -> AttentionK
         return AttentionKernel(module, scale, is_heads_first) if has_all else None
     except (ImportError, RuntimeError):
         return None
+
+
+@contextlib.contextmanager
+def reading_profile() -> Iterator[None]:
+    """While the events of a profile are read.
+
+    JAX 0.12 warns there that a type of its own has no module; as an error that warning ends the process.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,6 +1,6 @@
 """Dims and shapes: the names and sizes of a tensor's dimensions.
 
-Imports errors alone. A `Shape` never names a dim twice; whoever holds one may trust that.
+Imports checks and errors alone. A `Shape` never names a dim twice; whoever holds one may trust that.
 """
 
 import re
@@ -65,6 +65,7 @@ class Dim:
 
     @property
     def is_padded(self) -> bool:
+        """Whether its last places are padding."""
         return self.valid is not None
 
     @property
@@ -244,8 +245,11 @@ def words(text: str) -> list[str]:
     return re.split(r"[\s,]+", text.strip()) if text.strip() else []
 
 
-def list_dims(given: Dims, what: str) -> list[DimLike]:
-    """A list of dims and names out of whatever way a caller may write several dims."""
+def list_dims(given: Dims, what: str, known: Iterable[Dim] = ()) -> list[DimLike]:
+    """A list of dims and names out of whatever way a caller may write several dims.
+
+    Those `known` are named where it is none of these.
+    """
     if isinstance(given, Dim):
         return [given]
     if isinstance(given, str):
@@ -254,17 +258,20 @@ def list_dims(given: Dims, what: str) -> list[DimLike]:
         found: list[DimLike] = []
         for item in given:
             if not isinstance(item, Dim | str):
-                raise _not_dims(given, what)
+                raise _not_dims(given, what, known)
             found.extend([item] if isinstance(item, Dim) else words(item))
         return found
-    raise _not_dims(given, what)
+    raise _not_dims(given, what, known)
 
 
-def _not_dims(given: Any, what: str) -> DimError:
-    return DimError(
-        f"`{what}` is {given!r}, which names no dims",
-        fix=f"give dims or their names, e.g. `{what}='batch length'` or `{what}=[batch, length]`",
-    )
+def _not_dims(given: Any, what: str, known: Iterable[Dim]) -> DimError:
+    names = [dim.name for dim in known]
+    if is_whole(given, least=1) and not names:
+        fix = f"give a dim of that size, e.g. `wf.Dim('d_model', {given})`"
+    else:
+        names = names or ["batch", "length"]
+        fix = f"give dims or their names, e.g. `{what}='{' '.join(names)}'` or `{what}=[{', '.join(names)}]`"
+    return DimError(f"`{what}` is {given!r}, which names no dims", fix=fix)
 
 
 def _check_once(asked: list[DimLike], what: str) -> list[DimLike]:
@@ -279,7 +286,7 @@ def _check_once(asked: list[DimLike], what: str) -> list[DimLike]:
 def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
     """The dims `given` names, each of them one of `known`."""
     known = Shape(known)
-    for dim in (asked := _check_once(list_dims(given, what), what)):
+    for dim in (asked := _check_once(list_dims(given, what, known), what)):
         if not known.has(dim):
             name = dim.name if isinstance(dim, Dim) else dim
             raise DimError(
@@ -292,7 +299,7 @@ def resolve(given: Dims, known: Sequence[Dim], *, what: str) -> Shape:
 def new_dims(given: Dims, *, what: str, known: Sequence[Dim] = ()) -> Shape:
     """The dims `given` holds; a bare name has no size, so it must be one of `known`."""
     known = Shape(known)
-    for item in (asked := list_dims(given, what)):
+    for item in (asked := list_dims(given, what, known)):
         if isinstance(item, str) and not known.has(item):
             raise DimError(
                 f"`{what}` gives the name `{item}` alone, and there is no size to go with it",

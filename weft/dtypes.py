@@ -43,6 +43,14 @@ def need_room(value: Any, dtype: Any = None) -> None:
             )
 
 
+def as_jax_holds(array: Any) -> Any:
+    """An array of NumPy's in the dtype that the first operation would make of it."""
+    need_room(array)
+    if not isinstance(array, np.ndarray) or array.dtype == (held := as_dtype(array.dtype)):
+        return array
+    return array.astype(held)
+
+
 def short_dtype(dtype: Any) -> str:
     """A dtype as it is printed.
 

@@ -24,8 +24,84 @@ def _each(names: str, written: str) -> dict[str, str]:
     return {name: written.format(name=name) for name in names.split()}
 
 
+# Functions and optimizers of Mesh-TensorFlow, by what is written for them here; docs/from/mesh-tensorflow.md has all.
+_OF_MESH_TENSORFLOW = {
+    "`wf.elementwise(fn, x, y)`": "cwise",
+    "`wf.local(fn, x, out=dims)`": "slicewise",
+    "`wf.power(x, y)`, or `x ** y`": "mtf_pow",
+    "`wf.abs(x)`": "mtf_abs",
+    "`wf.square(wf.relu(x))`": "squared_relu",
+    "`wf.cast(x, 'float32')`": "to_float to_bfloat16 to_int32",
+    "`x // y`, or `wf.floor_divide(x, y)`": "floordiv",
+    "`x % y`, or `wf.remainder(x, y)`": "mod",
+    "`x - y`, or `wf.subtract(x, y)`": "sub",
+    "`x + y`, or `wf.add(x, y)`": "add_n",
+    "`wf.max_pool(x, window={'length': 2})`, or wf.avg_pool": "pool_fn pool_backprop pool_tensor_1d max_pool3d",
+    "`wf.avg_pool(x, window={'height': 2, 'width': 2})`": "avg_pool2d avg_pool3d",
+    "`x['length', ::2]`": "stride_tensor_1d",
+    "`wf.conv(x, w, over={'height': 'kh'}, channels=(c_in, c_out))`, whose gradients come by themselves":
+        "conv2d_backprop_input conv2d_backprop_filter conv3d_backprop_input conv3d_backprop_filter corr",
+    "`wf.conv_transpose`, in as many dims as `over` names":
+        "conv2d_transpose_backprop_input conv2d_transpose_backprop_filter "
+        "conv3d_transpose_backprop_input conv3d_transpose_backprop_filter",
+    "`wf.shift(x, over='length', by=1)`; by a traced number, `wf.slice` of `wf.pad(x)`": "dynamic_shift",
+    "`x['length', 3:7]`, or `wf.slice(x, over='length', start=3, size=4)`": "mtf_slice",
+    "`wf.get(x)`, or `x.rename(batch='batch_whole')`: a name without a rule is whole": "anonymize anonymous_shape",
+    "`wf.parameter(array, dims)`, and pass it as an argument": "read_variable",
+    "`wf.update(x, new, over='batch', at=0)` or `wf.scatter_add`": "assign_slice assign_add_slice assign_sub_slice",
+    "it into what the loss returns: `wf.train_step(..., has_aux=True)`": "scalar_summary",
+    "`wf.sort(x, over='d')['d', n]`": "nth_largest_element nth_smallest_element",
+    "`wf.random.categorical(key, logits / temperature, over='vocab')`": "sample_with_temperature",
+    "`wf.custom_vjp`": "custom_gradient clip_activation_gradient summary_for_clip_activation_gradient",
+    "`wf.accumulate(fn, params, data, over='batch', count=8)`": "serialize_training_step",
+    "`print(wf.trace(fn, *args, mesh=..., layout=...).ledger)`": "pretty_print_counters",
+    "`print(wf.Plan(program, hardware='h100').memory)`": "log_variable_sizes",
+    "`x.ways('batch')`, the number of slices; in `wf.local`, `here.size(dim)`":
+        "tensor_dim_to_mesh_dim_size tensor_dim_to_size_per_split",
+    "`wf.merge(x, [a, b], into=dim)`": "combined_dimension",
+    "`print(wf.Mesh('rows=2').describe())`":
+        "pnum_to_processor_coordinates processor_coordinates_to_pnum pnum_to_processor_coordinates_nd "
+        "processor_coordinates_to_pnum_map_nd pnum_to_group processor_groups",
+    "`nn.Linear(ins, outs)`": "dense_product get_dense_kernel_weights",
+    "`wf.einsum(x, w, over='d') / d.size ** 0.5`": "us_einsum",
+    "`nn.Conv(ins, outs, kernel={'height': 3, 'width': 3})`, split by a layout":
+        "conv2d_with_blocks conv3d_with_blocks separable_conv1d",
+    "`nn.ConvTranspose(ins, outs, kernel={'height': 2}, stride=2)`":
+        "conv2d_transpose conv3d_transpose conv2d_transpose_with_blocks conv3d_transpose_with_blocks",
+    "`nn.BatchNorm(channels)`": "batch_norm",
+    "`wf.softplus(x) - x * labels`": "sigmoid_cross_entropy_with_logits",
+    "`wf.cast(targets != 0, 'float32')`": "weights_nonzero",
+    "`nn.FeedForward(d_model, d_ff)`": "dense_relu_dense",
+    "nothing: convolutions, shifts and pools exchange borders; the stretches themselves are `wf.windows`":
+        "local_1d_halo_exchange local_2d_halo_exchange",
+    "`nn.BlockAttention(channels, heads, d_kv, blocks)`":
+        "local_self_attention_spatial_blocks local_2d_self_attention_spatial_blocks",
+    "`nn.Attention`, called with `mask=nn.Mask(causal=True, window=128)`":
+        "masked_local_attention_1d attention_bias_local_block attention_bias_local_2d_block",
+    "`decode.generate(model, prompts)`, which calls the model's `step`":
+        "masked_local_attention_1d_incremental multihead_self_attention_incremental "
+        "multihead_encdec_attention_incremental",
+    "`nn.Attention(d_model, heads, d_kv)`":
+        "multihead_attention multihead_attention_vars multihead_attention_params dot_product_attention",
+    "`wf.avg_pool` of keys and values, then `nn.Attention`": "multihead_self_attention_memory_compressed compress_mean",
+    "`nn.Mask(causal=True, segments=ids)`":
+        "attention_mask_ignore_padding attention_mask_same_segment attention_mask_autoregressive",
+    "`jitter=` of `nn.MixtureOfExperts`, or `x * wf.random.uniform(key, x.dims, minval=0.9, maxval=1.1)`":
+        "multiplicative_jitter",
+    "`nn.Embedding(vocab, d_model)`": "embedding_weights",
+    "`wf.remat(fn)`, which recomputes for the same memory": "reversible_half_residual_and_swap",
+    "`wf.dropout(x, rate, key)`, whose rate may be traced": "annealed_dropout",
+    "`wf.train_step(loss, optax.adam(1e-3))`": "make_optimizer",
+    "`optax.sgd(1e-3, momentum=0.9)`": "SgdOptimizer MomentumOptimizer",
+    "`optax.adamw(1e-3)`": "AdamWeightDecayOptimizer",
+    "`optax.adafactor(1e-3)`":
+        "AdafactorOptimizer adafactor_decay_rate_adam adafactor_decay_rate_pow adafactor_optimizer_from_hparams",
+    "`wf.sqrt(wf.mean(wf.square(x), over=x.dims))`": "reduce_rms",
+    "a schedule of Optax: `optax.warmup_cosine_decay_schedule`": "product_learning_rate compute_lr_for_step",
+}  # fmt: skip
+
 FUNCTIONS: dict[str, str] = {
-    # Mesh-TensorFlow
+    **{name: written for written, names in _OF_MESH_TENSORFLOW.items() for name in names.split()},
     **{f"reduce_{name}": f"`wf.{name}(x, over='batch')`" for name in "sum mean max min prod any all logsumexp".split()},
     "reduce_variance": "`wf.var(x, over='batch')`",
     "reduce_first": "`x['batch', 0]`",
@@ -40,14 +116,13 @@ FUNCTIONS: dict[str, str] = {
     **_each("export_to_tf_tensor", "`wf.get(x)`"),
     **_each("LayoutRules convert_to_layout_rules parse_layout", "`wf.Layout('batch:rows, d_ff:cols')`"),
     **_each("convert_to_shape convert_to_dimension", "`wf.dims(batch=8, d_model=16)`"),
-    **_each("rename_dimension replace_dimensions", "`x.rename(old='new')`"),
+    **_each("rename_dimension replace_dimensions", "`x.rename(old='new')`, or wf.split and wf.merge"),
     **_each("mtf_range range", "`wf.arange(dim)`"),
     "random_uniform": "`wf.random.uniform(key, dims)`",
     "random_normal": "`wf.random.normal(key, dims)`",
     "gradients": "`wf.value_and_grad(loss)(params, batch)`",
     **_each("assign assign_add assign_sub", "nothing is assigned to: return the new value, or `wf.train_step`"),
     "Print": "`wf.print('{}', x)`",
-    "add_n": "`a + b`",
     "recompute_grad": "`wf.remat(fn)`",
     **_each("halo_exchange left_halo_exchange", "nothing: `wf.conv`, `wf.shift` and pools exchange borders themselves"),
     **_each("allreduce allconcat alltoall allsplit", _REGION),
@@ -71,7 +146,8 @@ FUNCTIONS: dict[str, str] = {
     **_each("array asarray as_tensor named from_numpy", "`wf.tensor(array, 'batch d_model')`"),
     **_each("zeros_like ones_like", "`wf.zeros(x.dims, like=x)` or `wf.ones(x.dims, like=x)`"),
     **_each("full_like empty_like empty", "`wf.full(x.dims, 0.0, like=x)`"),
-    **_each("eye identity", "`wf.one_hot(wf.arange(row), column)`"),
+    "eye": "`wf.one_hot(wf.arange(row), column)`",
+    "identity": "`wf.positive(x)`, or `x`; for the matrix, `wf.one_hot(wf.arange(row), column)`",
     "linspace": "`wf.arange(dim) * step + start`",
     **_each("float32 float16 bfloat16 float64 int8 int32 int64 uint8 uint32 bool_ complex64", _DTYPE),
     **_each("normal uniform gumbel bernoulli randint truncated_normal", _RANDOM),
@@ -102,7 +178,7 @@ FUNCTIONS: dict[str, str] = {
     **_each("Linear linear dense Dense", "`nn.Linear(ins, outs)`"),
     **_each("layer_norm LayerNorm", "`nn.LayerNorm(dims)`"),
     **_each("embedding Embedding", "`nn.Embedding(vocab, d_model)`"),
-    **_each("cross_entropy softmax_cross_entropy_with_logits", "`nn.cross_entropy(logits, targets)`"),
+    **_each("cross_entropy softmax_cross_entropy_with_logits", "`nn.cross_entropy(logits, targets)[1]`"),
     **_each("conv1d conv2d conv3d", "`wf.conv(x, w, over={{height: kh, width: kw}}, channels=(c_in, c_out))`, or "
             "`nn.Conv`"),
     "max_pool2d": "`wf.max_pool(x, window={height: 2, width: 2})`",
@@ -124,9 +200,29 @@ LAYERS: dict[str, str] = {
     **_each("MoE", "`nn.MixtureOfExperts(d_model, d_ff, experts)`"),
     **_each("Embed", "`nn.Embedding(vocab, d_model)`"),
     **_each("relu gelu silu softmax tanh sigmoid", "`wf.{name}`"),
+    **{name: f"`wf.{name.lower()}(x)`" for name in "ReLU GELU SiLU Tanh Sigmoid ELU Softplus".split()},
+    **{"Softmax": "`wf.softmax(x, over='classes')`", "LogSoftmax": "`wf.log_softmax(x, over='classes')`"},
+    "LeakyReLU": "`wf.leaky_relu(x)`",
+    **_each("CrossEntropyLoss NLLLoss", "`nn.cross_entropy(logits, targets, over='classes')[1]`, and `wf.mean` of it"),
+    "MSELoss": "`wf.mean(wf.square(x - y), over=x.dims)`",
+    "L1Loss": "`wf.mean(wf.abs(x - y), over=x.dims)`",
+    "BCEWithLogitsLoss": "`wf.mean(wf.softplus(x) - x * labels, over=x.dims)`",
+    **_each("BatchNorm1d BatchNorm2d BatchNorm3d", "`nn.BatchNorm(channels)`"),
+    **_each("Parameter Variable", "`nn.Weight(dims, stddev=0.02)` in a layer, `wf.parameter(array, dims)` elsewhere"),
+    **_each("ModuleList ModuleDict", "a list or a dict of layers; `nn.Stacked` where they are alike"),
+    "Flatten": "`wf.merge(x, [height, width], into=features)`",
+    "Identity": "`lambda x: x`",
+    "functional": "`wf`, which has the functions: `wf.relu(x)`",
     **_each("Module", "a class of `equinox.Module`, or a function"),
     **_each("apply_rope rotary_embedding", "`nn.rope(x, position)`"),
 }
+
+OPTIMIZERS: dict[str, str] = {
+    written: f"`optax.{name}(1e-3)`: optimizers are Optax's, but for those in 8 bits"
+    for name, others in {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad",
+                         "adafactor": "Adafactor", "lion": "Lion"}.items()
+    for written in (name, others)
+}  # fmt: skip
 
 RANDOM: dict[str, str] = {
     **_each("PRNGKey key fold_in", "`jax.random.{name}`: keys are JAX's own"),
@@ -148,7 +244,9 @@ METHODS: dict[str, str] = {
             "`wf.broadcast(x, '{{back}}')`"),
     **_each("reshape view flatten ravel resize",
             "`wf.split(x, {{one}}=[a, b])` or `wf.merge(x, [a, b], into=dim)`"),
-    **_each("astype to type float half double int long bfloat16", "`wf.cast(x, 'float32')`"),
+    "to": "`wf.cast(x, 'float32')` for a dtype; for another place, `wf.put(x, mesh=..., layout=...)`",
+    "cuda": "nothing: JAX's arrays lie on the accelerator where there is one; split, `wf.put(x, mesh=..., layout=...)`",
+    **_each("astype type float half double int long bfloat16", "`wf.cast(x, 'float32')`"),
     **_each("at index_add index_put", "`wf.update(x, new, over='{{one}}', at=0)` or "
             "`wf.scatter_add(x, ids, updates, over='{{one}}')`"),
     **_each("dot matmul mm", "`wf.einsum(x, w, over='{{last}}')`"),

@@ -1,17 +1,19 @@
 """Every error a user can cause, in one form: the fact, the state, the fix.
 
-Imports nothing of the house. A message's last line always starts with `fix:` and names a concrete rule,
-size or call; the state ends with the user's own file and line. What users call is `public`: errors leave it without
-our frames and JAX's, so that the traceback shows the user's own; with `WEFT_TRACEBACK=full` it shows all.
+Imports compat alone. A message's last line always starts with `fix:` and names a concrete rule, size or call; the state
+ends with the user's own file and line. What users call is `public`: errors leave it without our frames and JAX's, so
+that the traceback shows the user's own; with `WEFT_TRACEBACK=full` it shows all.
 """
 
 import difflib
 import functools
 import inspect
+import itertools
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, overload
 
@@ -20,6 +22,7 @@ import jax
 from .compat import FILTERING_NOTE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "hypothesis", "numpy", "_pytest", "pluggy")
 
 
@@ -27,17 +30,23 @@ class WeftError(Exception):
     """The root of all errors.
 
     `str(error)` is the fact, the state around it and the fix, a line each. `given_state` is the state as it was
-    given: without the region around it, and without the line.
+    given: without the region around it, and without the line. `layout` is the one that the fix is about, where it is
+    about one.
     """
 
-    def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None):
-        # What a user gave may hold half a character, which no terminal and no file takes.
+    def __init__(self, fact: str, *, fix: str, state: str = "", at: str | None = None, layout: object = None):
+        # What a user gave may hold half a character, which no terminal and no file takes, or commands to a terminal.
         fact, state, fix = map(_writable, (fact, state, fix))
         self.fact, self.given_state, self.is_placed = fact, state, at is not None
         around = "" if "layout:" in state or _describe_region is None else _describe_region()
-        self.state = _writable("   ".join(part for part in (state, around, f"at {at or user_line()}") if part))
-        self.fix = fix
+        self._around = "   ".join(filter(None, (state, around)))
+        self.state = self.state_at(f"at {at or user_line()}")
+        self.fix, self.layout = fix, layout
         super().__init__(f"{fact}\n  {self.state}\n  fix: {fix}")
+
+    def state_at(self, place: str) -> str:
+        """The state as it ends with some other place."""
+        return _writable("   ".join(filter(None, (self._around, place))))
 
     def add_note(self, note: str) -> None:
         """Adds a line below the text, but not JAX's note that it removed frames."""
@@ -46,6 +55,7 @@ class WeftError(Exception):
 
 
 def _writable(text: str) -> str:
+    text = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -91,7 +101,14 @@ class UnknownNameError(WeftError, AttributeError):
 
 
 class WeftWarning(UserWarning):
-    """Something legal that is probably not meant."""
+    """Something legal that is probably not meant.
+
+    `error` is the error that is only a warning here, where it is more than a text.
+    """
+
+    def __init__(self, said: str | WeftError):
+        super().__init__(str(said))
+        self.error = said if isinstance(said, WeftError) else None
 
 
 def user_line() -> str:
@@ -202,13 +219,22 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # from within
         fact = str(error).replace(fn.__qualname__, _name_of(fn))
-        raise TensorError(fact, state=_called_as(fn, args, kwargs), fix=f"call it as `{form or _form(fn)}`") from None
+        raise TensorError(
+            fact, state=_describe_call(fn, args, kwargs), fix=f"call it as `{form or _form(fn)}`"
+        ) from None
 
 
-def _called_as(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    is_method = _name_of(fn) != _qualified(fn)
-    shown = [f"{arg!r:.60}" for arg in args[is_method:]] + [f"{name}={value!r:.60}" for name, value in kwargs.items()]
+def _describe_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    is_method = _name_of(fn) != _qualify(fn)
+    shown = [*map(_brief, args[is_method:]), *(f"{name}={_brief(value)}" for name, value in kwargs.items())]
     return f"called as `{_name_of(fn)}({', '.join(shown)})`".replace("\n", " ")
+
+
+def _brief(value: Any) -> str:
+    """A value in few letters; of an array its shape, not its numbers."""
+    shape = getattr(value, "shape", None)
+    sizes = ", ".join(map(str, shape)) if isinstance(shape, tuple) else ""
+    return f"{type(value).__name__}({sizes})" if sizes else f"{value!r:.60}"
 
 
 def _form(fn: Callable[..., Any]) -> str:
@@ -217,33 +243,42 @@ def _form(fn: Callable[..., Any]) -> str:
     for p in inspect.signature(fn).parameters.values():
         star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         has_default = p.default is not p.empty and p.name != "over"  # which is asked for in words of its own
-        default = f"={p.default!r}" if has_default else "=..." if p.kind is p.KEYWORD_ONLY else ""
+        value = p.default.__name__ if isinstance(p.default, type) else repr(p.default)
+        default = f"={value}" if has_default else "=..." if p.kind is p.KEYWORD_ONLY else ""
         shown.append(f"{star}{p.name}{default}")
-    is_method = _name_of(fn) != _qualified(fn)
+    is_method = _name_of(fn) != _qualify(fn)
     return f"{_name_of(fn)}({', '.join(shown[is_method:])})"
 
 
-_ROOMS = {"nn.lora": "nn.lora.", "nn": "nn.", "models": "models.", "decode": "decode.", "interop": "interop.",
-          "data": "data.", "ops.random": "wf.random."}  # fmt: skip
+_ROOMS: dict[str, tuple[str, Collection[str]]] = {}
 
 
-def _qualified(fn: Callable[..., Any]) -> str:
+def register_room(module: str, called: str, names: Collection[str]) -> None:
+    """Says by which name users reach a module, and which public names it has."""
+    _ROOMS[module] = (called, names)
+
+
+def _qualify(fn: Callable[..., Any]) -> str:
     """A function with the room it is found in: `wf.take`, `nn.Linear.__init__`."""
     if "<locals>" in fn.__qualname__:  # what a function of ours gave
         return fn.__name__
-    module = fn.__module__.removeprefix("weft.") + "."
-    room = next((shown for name, shown in _ROOMS.items() if module.startswith(f"{name}.")), "wf.")
-    return f"{'wf.' if fn.__name__ == 'dropout' else room}{fn.__qualname__}"
+    around = itertools.accumulate(fn.__module__.split("."), "{}.{}".format)
+    rooms = [_ROOMS[module] for module in around if module in _ROOMS]
+    name = fn.__qualname__.split(".")[0]
+    public_in = [called for called, names in rooms if name in names] or [called for called, _ in rooms]
+    return ".".join([*public_in[-1:], fn.__qualname__])
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
     """A function as it is called: `wf.take`, `nn.Linear`, `x.rename`."""
-    owner, _, name = _qualified(fn).rpartition(".")
+    owner, _, name = _qualify(fn).rpartition(".")
     kind = owner.rpartition(".")[2]
+    if name == "__init__":
+        return owner
     if not kind[:1].isupper():
-        return _qualified(fn)
+        return _qualify(fn)
     value = "x" if kind == "Tensor" else kind.lower()
-    return owner if name == "__init__" else value if name == "__call__" else f"{value}.{name}"
+    return value if name == "__call__" else f"{value}.{name}"
 
 
 def fold(error: BaseException) -> None:
@@ -251,7 +286,9 @@ def fold(error: BaseException) -> None:
     if _shows_all():
         return
     link: BaseException | None = error
-    while link is not None:
+    links = set[int]()
+    while link is not None and id(link) not in links:  # an error may be raised from itself
+        links.add(id(link))
         link.__traceback__ = _keep_frames(link.__traceback__, _is_users_frame)
         _drop_note(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from .compat import backward_depth, phase_in, scopes_of, without_dead_code
-from .primitives import CALLS, LOOPS, VIEWS, Primitive, Role, flops_of, kind_of, row_of
+from .primitives import CALLS, LOOPS, VIEWS, Primitive, Role, axes_sent_over, flops_of, kind_of, row_of
 from .record import ArgumentName, entry_and_operand
 
 PHASES = ("forward", "recompute", "backward", "update")
@@ -71,6 +71,26 @@ class Step:
         return None if self.is_global else self.row.collective
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of the mesh that it goes over, where it is a collective."""
+        return axes_sent_over(self.eqn)
+
+    @property
+    def carried(self) -> list[Any]:
+        """The types of the arrays that it carries, where it is a collective."""
+        return [var.aval for var in (self.eqn.outvars if self.collective == "all_gather" else self.eqn.invars)]
+
+    @property
+    def instruction(self) -> tuple[str, str]:
+        """What it does with its operands, whatever they are."""
+        return self.row.name, str(self.eqn.params)
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Its results for other operands."""
+        results = self.eqn.primitive.bind(*arrays, **self.eqn.params)
+        return list(results) if self.eqn.primitive.multiple_results else [results]
+
+    @property
     def order(self) -> int:
         """How many differentiations it is part of the backward pass of."""
         return backward_depth(self.scopes)
@@ -123,6 +143,11 @@ class Loop(Step):
     def turns(self) -> int | None:
         """How many turns it has, where that is known."""
         return self.eqn.params["length"] if self.is_scan else None
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether a scan goes from the last turn to the first."""
+        return self.is_scan and bool(self.eqn.params["reverse"])
 
     @property
     def parts(self) -> tuple[int, int]:
@@ -190,7 +215,7 @@ class _Builder:
                 values.update(zip(eqn.outvars, results, strict=True))
                 continue
             else:
-                step = Step(eqn, row, *self._said(scopes, around), operands=operands)
+                step = Step(eqn, row, *self._read_scopes(scopes, around), operands=operands)
             step.results = [Value(var.aval, step) for var in eqn.outvars]
             if len(step.results) <= len(operands) and (row.kind in _SAME_VALUE or row.collective == "all_gather"):
                 for result, operand in zip(step.results, operands, strict=False):
@@ -199,7 +224,7 @@ class _Builder:
             steps.append(step)
         return [_value(var, values) for var in jaxpr.outvars]
 
-    def _said(
+    def _read_scopes(
         self, scopes: str, around: _Around
     ) -> tuple[str, int | None, int | None, str, int, bool, bool, Step | None]:
         """What a step's scopes and surroundings say of it."""
@@ -222,7 +247,7 @@ class _Builder:
     ) -> list[Value]:
         jaxpr, inside = closed.jaxpr, replace(around, scopes=scopes)
         if row.kind is Role.REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
-            inside = replace(inside, remat=Step(eqn, row, *self._said(scopes, around), operands=operands))
+            inside = replace(inside, remat=Step(eqn, row, *self._read_scopes(scopes, around), operands=operands))
         if row.kind is Role.REGION:
             is_update = phase_of(scopes, around.is_global) == "update"
             inside = replace(inside, is_global=False, is_update=is_update)
@@ -246,7 +271,7 @@ class _Builder:
     def _loop(
         self, eqn: Any, row: Primitive, scopes: str, operands: list[Value], around: _Around, inner: list[ClosedJaxpr]
     ) -> Loop:
-        loop = Loop(eqn, row, *self._said(scopes, around), operands=operands)
+        loop = Loop(eqn, row, *self._read_scopes(scopes, around), operands=operands)
         inside = replace(
             around,
             scopes=scopes,
@@ -356,6 +381,15 @@ def visits(jaxpr: Any, scopes: str = "", callers: tuple[tuple[Any, Any], ...] = 
 def map_equations(closed: ClosedJaxpr, change: Callable[[Any], Any]) -> ClosedJaxpr:
     """A program with each of its equations changed."""
     return closed.replace(jaxpr=closed.jaxpr.replace(eqns=[change(eqn) for eqn in closed.jaxpr.eqns]))
+
+
+def prune(eqn: Any) -> Any:
+    """A call less the dead code of its body: what none of its results needs."""
+    inner = eqn.params.get("jaxpr")
+    if inner is None:
+        return eqn
+    body = without_dead_code(getattr(inner, "jaxpr", inner))
+    return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
 
 
 def uses_inputs(closed: ClosedJaxpr) -> list[bool]:

@@ -1,6 +1,6 @@
 """Layouts, and what a layout on a mesh makes of a tensor: its placement.
 
-Imports errors, dims and mesh. A `Layout` is rules alone; a `Region` is a layout on a mesh, and the only place
+Imports what stands below it. A `Layout` is rules alone; a `Region` is a layout on a mesh, and the only place
 that says over which axes a tensor's dims are split and how large its local slice is.
 """
 
@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from jax.sharding import PartitionSpec
 
 from .cells import layout_cell
 from .dims import NAME, UNSHOWN, Dim, Dims, Shape, list_dims
-from .errors import LayoutError, closest, describe_region_by, public
+from .errors import LayoutError, WeftWarning, closest, describe_region_by, public, user_stacklevel
+from .hints import how_to_pad, what_makes
 from .mesh import LONGEST_TEXT, Mesh
 from .record import Axes, Record, record_of_region
 
@@ -98,10 +100,10 @@ class Layout:
         names = [dim.name if isinstance(dim, Dim) else dim for dim in list_dims(dims, "dims")]
         for rule, axes in self.written.items():
             if rule.rpartition(".")[2] not in (*names, ALL):
-                raise unmatched(rule, axes, names, f"layout: {self}", "no dim of the model has that name")
+                raise unmatched_error(rule, axes, names, self, f"layout: {self}", "no dim of the model has that name")
 
 
-def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str) -> LayoutError:
+def unmatched_error(rule: str, axes: Axes, names: Iterable[str], layout: Layout, state: str, why: str) -> LayoutError:
     """The error of a rule that splits nothing."""
     written = f"{rule}:{'+'.join(axes)}"
     names = [name for name in names if not name.startswith(UNSHOWN)]
@@ -110,42 +112,8 @@ def unmatched(rule: str, axes: Axes, names: Iterable[str], state: str, why: str)
         f"rule `{written}` matches nothing: {why}",
         state=state,
         fix=f"{hint}drop the rule: `layout.drop('{rule}')`{what_makes(rule)}",
+        layout=layout,
     )
-
-
-_MULTIPLES: dict[str, str] = {}
-_FACTORS: dict[str, tuple[str, str]] = {}
-_MAKERS: dict[str, str] = {}
-
-
-def tell_maker(dim: str, field: str) -> None:
-    """Lets errors about a dim that is not there name the field that makes one."""
-    _MAKERS[dim] = field
-
-
-def what_makes(rule: str) -> str:
-    """The end of a fix: what gives a model the dim of a rule that matches nothing."""
-    dim = rule.rpartition(".")[2]
-    said = f"`{_MAKERS[dim]}` in its configuration (in a run's file, `[model]`)" if dim in _MAKERS else ""
-    return f"; a model has `{dim}` by {said}" if said else ""
-
-
-def tell_multiple(dim: str, field: str) -> None:
-    """Lets errors about a dim that does not divide name the field that pads it."""
-    _MULTIPLES[dim] = field
-
-
-def tell_factor(dim: str, factor: str, model: str) -> None:
-    """Lets errors about a dim that does not divide say what multiple a model needs."""
-    _FACTORS[dim] = factor, model
-
-
-def _how_to_pad(dim: Dim, ways: int) -> str:
-    by_field = f"; in a model's configuration `{_MULTIPLES[dim.name]}={ways}`" if dim.name in _MULTIPLES else ""
-    if dim.name in _FACTORS:
-        factor, model = _FACTORS[dim.name]
-        by_field += f"; for {model} to a multiple of `{ways} * {factor}`"
-    return f"`wf.pad_to(x, '{dim.name}', {ways})`{by_field}"
 
 
 LayoutLike = Layout | str | Mapping[str, str | Sequence[str]]
@@ -212,7 +180,7 @@ def _check_host(key: tuple[str | None, str], axes: Sequence[str], written: str, 
             f"(`optimizer.*:host`); activations go there by `remat`, e.g. `remat='attention@host'`",
         )
     if HOST in axes[:-1]:
-        right = "+".join(sorted(axes, key=HOST.__eq__))
+        right = HOST if dim == ALL else "+".join(sorted(axes, key=HOST.__eq__))  # `*` is for the host alone
         raise LayoutError(f"rule `{written}` goes on after `host`", fix=f"end on it: `{_rule_text(key)}:{right}`")
     if dim == ALL and list(axes) != [HOST]:
         raise LayoutError(
@@ -254,14 +222,16 @@ class Region:
         self.taken: Axes = taken if outer is None else outer.taken + taken
         self.seen: set[str] = set() if outer is None else outer.seen
         self.seen_params: set[str] = set() if outer is None else outer.seen_params
+        self._in_the_way: dict[tuple[str, str], str | None] = {} if outer is None else outer._in_the_way
         self.record: Record = record_of_region() if outer is None else outer.record
         self._placements: dict[Any, Placement] = {}
         for axis in sorted(layout.axes):
             if axis not in mesh.axes:
+                turned = next((dim for dim, axes in layout.rules.items() if axis in axes and dim in mesh.axes), None)
                 raise LayoutError(
                     f"a rule names axis `{axis}`, which the mesh does not have",
                     state=f"layout: {layout}   mesh: {mesh}",
-                    fix=closest(axis, mesh.axes),
+                    fix=f"the dim comes first: `{axis}:{turned}`" if turned else closest(axis, mesh.axes),
                 )
 
     def within(self, taken: Axes) -> "Region":
@@ -330,10 +300,15 @@ class Region:
             inherited[name] = tuple(axis for axis in axes if axis not in settled)
             self._hold(name, inherited[name], held, dims)
         placed |= explicit | inherited
+        computed = dict(held)
         for level in _STORED_BY[store]:
             rules, settled = getattr(self.layout, level), {*held, *self.taken}
             for dim in dims:
-                more = tuple(axis for axis in rules.get(dim.name, ()) if axis not in settled)
+                wanted = [axis for axis in rules.get(dim.name, ()) if axis not in self.taken]
+                more = tuple(axis for axis in wanted if axis not in settled)
+                if wanted:  # who has the axis instead, until one tensor is stored by the rule
+                    other = None if more or computed.get(wanted[0], dim.name) == dim.name else computed[wanted[0]]
+                    self._in_the_way[level, dim.name] = other and self._in_the_way.get((level, dim.name), other)
                 self._hold(dim.name, more, held, dims, level)
                 placed[dim.name] = placed.get(dim.name, ()) + more
         sizes = self.mesh.axes
@@ -362,6 +337,7 @@ class Region:
                     f"dims `{held[axis]}` and `{name}` of [{Shape(dims)}] are both {split} over axis `{axis}`",
                     state=self.state,
                     fix=f"drop one rule (`layout.drop('{rule}')`) or give it another axis{rename}{ring}",
+                    layout=self.layout,
                 )
 
     def _check_divides(self, dim: Dim, axes: Axes, store: str | None) -> Axes:
@@ -378,7 +354,7 @@ class Region:
                 f"dim `{dim.name}` (size {dim.size}) does not divide over mesh {over} (size {ways})",
                 state=self.state,
                 fix=f"make `{dim.name}` a multiple of {ways} (nearest: {nearest}), "
-                f"pad it before it comes here ({_how_to_pad(dim, ways)}), "
+                f"pad it before it comes here ({how_to_pad(dim, ways)}), "
                 f"rename it to an unsplit name first (`x.rename({dim.name}='{dim.name}_whole')`), "
                 f"or drop `{name}:{'+'.join(self.layout.written.get(name, axes))}`",
             )
@@ -389,20 +365,33 @@ class Region:
         return f"layout: {self.layout}   mesh: {self.mesh}"
 
     def check_all_rules_matched(self) -> None:
-        """Raises if a rule named a dim that no tensor of the finished trace has."""
+        """Raises where no tensor of the finished trace has the dim of a rule."""
         for dim, axes in self.layout.rules.items():
             if dim not in self.seen:
-                raise unmatched(dim, axes, self.seen, self.state, "no tensor of this program has that dim")
+                raise unmatched_error(
+                    dim, axes, self.seen, self.layout, self.state, "no tensor of this program has that dim"
+                )
         for (store, dim), axes in _parse(self.layout).items():
             if store == "params" and dim not in self.seen_params and not (dim == ALL and self.seen_params):
                 why = (
                     "no parameter among the arguments has that dim (`wf.parameter` makes one; closed over it is whole)"
                 )
-                raise unmatched(f"params.{dim}", axes, self.seen_params, self.state, why)
+                raise unmatched_error(f"params.{dim}", axes, self.seen_params, self.layout, self.state, why)
             if store == "optimizer" and dim not in self.seen and dim != ALL:
-                raise unmatched(
-                    f"optimizer.{dim}", axes, self.seen, self.state, "no tensor of this program has that dim"
-                )
+                why = "no tensor of this program has that dim"
+                raise unmatched_error(f"optimizer.{dim}", axes, self.seen, self.layout, self.state, why)
+            if store and (other := self._in_the_way.get((store, dim))):
+                self._warn_of_useless_rule(store, dim, axes, other)
+
+    def _warn_of_useless_rule(self, store: str, dim: str, axes: Axes, other: str) -> None:
+        """Warns of a rule of storage that changes nothing: memory is not as was meant."""
+        error = LayoutError(
+            f"rule `{store}.{dim}:{'+'.join(axes)}` stores nothing: whatever has `{dim}` is split over "
+            f"`{'+'.join(axes)}` by its dim `{other}`",
+            state=self.state,
+            fix=f"drop the rule: `layout.drop('{store}.{dim}')`, or give it another axis",
+        )
+        warnings.warn(WeftWarning(error), stacklevel=user_stacklevel())
 
 
 def axes_in(placement: Iterable[Axes]) -> Axes:
@@ -415,10 +404,15 @@ def spec(placement: Placement) -> PartitionSpec:
     return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in placement))
 
 
-def typed(dtype: str, dims: Sequence[Dim], placement: Placement) -> str:
+def placement_of(spec: Iterable[Any]) -> Placement:
+    """The axes of each dim that a partition spec of JAX names."""
+    return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in spec)
+
+
+def type_text(dtype: str, dims: Sequence[Dim], placement: Placement) -> str:
     """A placed type as it is printed.
 
-    >>> typed("f32", (Dim("batch", 8), Dim("d", 4)), (("rows",), ()))
+    >>> type_text("f32", (Dim("batch", 8), Dim("d", 4)), (("rows",), ()))
     'f32[batch/rows d]'
     """
     parts = [dim.name + (f"/{'+'.join(axes)}" if axes else "") for dim, axes in zip(dims, placement, strict=True)]

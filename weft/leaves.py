@@ -54,3 +54,26 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a tree, tensors whole, by path: `['w']`, `.scale`."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
+
+
+def cure_of_no_floats(tree: Any, otherwise: str) -> str:
+    """The fix where a tree has no float tensor.
+
+    A plain class hides those of its attributes from JAX.
+    """
+    for leaf in jax.tree.leaves(tree, is_leaf=is_tensor):
+        if _hides_data(leaf):
+            kind = type(leaf).__name__
+            return (
+                f"`{kind}` is a plain class, of which JAX sees no attribute: make it a tree, "
+                f"`class {kind}(eqx.Module)` with its attributes declared, or a dict"
+            )
+    return otherwise
+
+
+def _hides_data(leaf: Any, depth: int = 3) -> bool:
+    """Whether a leaf that is no data has attributes that are, or that hide some."""
+    within = jax.tree.leaves(getattr(leaf, "__dict__", {}), is_leaf=is_tensor)
+    return not is_data(leaf) and any(
+        is_data(value) or (depth > 0 and _hides_data(value, depth - 1)) for value in within
+    )

@@ -1,6 +1,6 @@
 """Libraries that not every use of Weft needs, loaded where they are used.
 
-Imports the errors of the house alone. `pyproject.toml` has them as extras; a missing one says how to install it.
+Imports errors alone. `pyproject.toml` has them as extras; a missing one says how to install it.
 """
 
 import importlib

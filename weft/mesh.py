@@ -1,6 +1,6 @@
 """The mesh: named axes of processors, and how they become JAX devices.
 
-Imports errors, dims and devices. Making a mesh never starts JAX; only `jax_mesh` and `describe` look for devices.
+Imports what stands below it. Making a mesh never starts JAX; only `jax_mesh` and `describe` look for devices.
 """
 
 import contextlib
@@ -40,7 +40,9 @@ class Mesh:
     """
 
     axes: dict[str, int]
+    """How many processors each axis has, by name."""
     levels: tuple[tuple[str, ...], ...]
+    """The axes between bars, the slowest first."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
+        """How many processors there are."""
         return math.prod(self.axes.values())
 
     @property
@@ -135,7 +138,8 @@ class Mesh:
             )
         raise MeshError(
             f"{fact}; it had started before this mesh was made",
-            fix=f"make the mesh before the first JAX computation, or set JAX_NUM_CPU_DEVICES={self.size}",
+            fix=f"write `wf.Mesh({str(self)!r})` above the first line that computes (in a notebook, restart its "
+            f"kernel), or set JAX_NUM_CPU_DEVICES={self.size} before Python starts",
         )
 
     def __eq__(self, other: object) -> bool:
@@ -192,7 +196,7 @@ def _parse(axes: Any) -> tuple[dict[str, Any], tuple[tuple[str, ...], ...]]:
                 fix="put bars after the axes that go from host to host: `hosts=4 | cols=8`, `pods=2 | hosts=4 | x=8`",
             )
         if twice := next((name for name in found if name in sizes), None):
-            raise _named_twice(twice, axes)
+            raise _twice_error(twice, axes)
         sizes |= found
         levels.append(tuple(found))
     return sizes, tuple(levels[:-1])
@@ -210,12 +214,12 @@ def _parse_level(level: str, axes: str) -> dict[str, Any]:
                 f"`{part}` in mesh {axes!r} is not `axis=size`", fix="write it like `rows=4,cols=2` or `rows:4;cols:2`"
             )
         if name in sizes:
-            raise _named_twice(name, axes)
+            raise _twice_error(name, axes)
         sizes[name] = int(size)
     return sizes
 
 
-def _named_twice(name: str, axes: str) -> MeshError:
+def _twice_error(name: str, axes: str) -> MeshError:
     return MeshError(f"mesh {axes!r} names axis `{name}` twice", fix=f"name each axis once, e.g. `{name}_2`")
 
 

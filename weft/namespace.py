@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownNameError, WeftWarning, fold_frames, user_stacklevel
+from .errors import UnknownNameError, WeftWarning, fold_frames, register_room, user_stacklevel
 
 
 def namespace(
@@ -33,9 +33,6 @@ def namespace(
     are imported when they are first asked for, each with the module it stands in, or "" for a module itself.
     """
 
-    def show() -> list[str]:
-        return [*(name for name in names if name.startswith("__")), *names["__all__"]]
-
     @fold_frames
     def miss(name: str) -> Any:
         if later and name in later:
@@ -45,7 +42,13 @@ def namespace(
             return names[renamed[name]]
         raise unknown_name(called, name, names["__all__"], written or {})
 
-    return show, miss
+    register_room(names["__name__"], called, names["__all__"])
+    return make_dir(names), miss
+
+
+def make_dir(names: Mapping[str, Any]) -> Callable[[], list[str]]:
+    """The `__dir__` of a room that has these globals: its public names."""
+    return lambda: [*(name for name in names if name.startswith("__")), *names["__all__"]]
 
 
 def _import(names: dict[str, Any], name: str, module: str) -> Any:

@@ -1,6 +1,7 @@
 """Optimizers of Weft's own: Adam with its moments in 8 bits.
 
-Plain Optax transformations of plain arrays: they know no dims, and nothing of the language. Imports errors alone.
+Plain Optax transformations of plain arrays: they know no dims, and nothing of the language. Imports elsewhere, errors
+and namespace alone.
 
 Block-wise quantisation as in Dettmers et al. 2022 ("8-bit Optimizers via Block-wise Quantization"): a moment is kept as
 codes of 8 bits, in the shape of its parameter, and a float32 scale for each block of the last dim, which is the
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .elsewhere import OPTIMIZERS as _OPTIMIZERS
 from .errors import LayoutError, WeftError
 from .namespace import namespace as _namespace
 
@@ -213,4 +215,4 @@ def _columns(rows: list[tuple[Any, ...]], count: int) -> list[list[Any]]:
     return [[row[i] for row in rows] for i in range(count)]
 
 
-__dir__, __getattr__ = _namespace(globals(), called="optim")
+__dir__, __getattr__ = _namespace(globals(), called="optim", written=_OPTIMIZERS)

@@ -1,7 +1,7 @@
 """The table of JAX's primitives: the kind of each, its work and its FLOPs.
 
 The one file that knows primitives by name. Everyone else asks for the kind of an equation, so that a primitive JAX
-renames or adds is one row here. Imports compat.
+renames or adds is one row here. Imports compat alone.
 """
 
 import math
@@ -236,10 +236,10 @@ def given_name(eqn: Any) -> str | None:
 
 def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
     """How many products, their rows and columns, and how many numbers each sums."""
-    if _is_ragged(eqn):
+    if is_ragged(eqn):
         return _shape_of_ragged(eqn)
     left, right = (var.aval.shape for var in eqn.invars[:2])
-    results, (numbers, dilation) = math.prod(eqn.outvars[0].aval.shape), _summed(eqn)
+    results, (numbers, dilation) = math.prod(eqn.outvars[0].aval.shape), _count_summed(eqn)
     if "lhs_dilation" in eqn.params:
         many, rows = 1, results // right[eqn.params["dimension_numbers"].rhs_spec[0]]
     else:
@@ -249,8 +249,8 @@ def shape_of_product(eqn: Any) -> tuple[int, int, int, int]:
 
 
 def groups_of_product(eqn: Any) -> int:
-    """How many matrices the rows of a ragged product are shared among; else 1."""
-    return int(eqn.invars[2].aval.shape[-1]) if _is_ragged(eqn) else 1
+    """How many matrices share the rows of a ragged product; 0 of any other."""
+    return int(eqn.invars[2].aval.shape[-1]) if is_ragged(eqn) else 0
 
 
 def is_leading_slice(eqn: Any) -> bool:
@@ -265,14 +265,31 @@ def is_leading_slice(eqn: Any) -> bool:
     )
 
 
+def is_rounding(eqn: Any) -> bool:
+    """Whether an equation rounds to fewer bits, which no compiler may leave out."""
+    return bool(eqn.primitive.name == "reduce_precision")
+
+
+def reduced_dims(eqn: Any) -> tuple[int, ...]:
+    """The dims a reduction goes over."""
+    return tuple(eqn.params["axes"])
+
+
+def axes_sent_over(eqn: Any) -> tuple[str, ...]:
+    """The axes of the mesh that a collective goes over."""
+    axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
+    return tuple(map(str, axes if isinstance(axes, tuple) else (axes,)))
+
+
 def batch_dims_of(eqn: Any, operand: int) -> tuple[int, ...]:
     """The dims of a product's operand that it has one product for each of."""
-    if _is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
+    if is_ragged(eqn) or "lhs_dilation" in eqn.params or operand > 1:
         return ()
     return tuple(eqn.params["dimension_numbers"][1][operand])
 
 
-def _is_ragged(eqn: Any) -> bool:
+def is_ragged(eqn: Any) -> bool:
+    """Whether a product has rows of groups, each with a matrix of its own."""
     return "ragged_dot_dimension_numbers" in eqn.params
 
 
@@ -291,7 +308,7 @@ def _shape_of_ragged(eqn: Any) -> tuple[int, int, int, int]:
     return groups, max(rows // groups, 1), results // rows, summed
 
 
-def _summed(eqn: Any) -> tuple[int, int]:
+def _count_summed(eqn: Any) -> tuple[int, int]:
     """How many numbers each result sums; one in how many is not of a dilation."""
     if "lhs_dilation" not in eqn.params:
         (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -307,10 +324,10 @@ _HEADS_FIRST = 1  # the layout BNTH of cuDNN's attention; BTNH is 0
 def flops_of(eqn: Any) -> int:
     """The FLOPs of a product, an attention or a kernel that says them; else 0."""
     row = row_of(eqn)
-    if row.kind is Role.PRODUCT and _is_ragged(eqn):
+    if row.kind is Role.PRODUCT and is_ragged(eqn):
         return 2 * math.prod(eqn.invars[0].aval.shape) * _shape_of_ragged(eqn)[2]
     if row.kind is Role.PRODUCT:
-        numbers, dilation = _summed(eqn)
+        numbers, dilation = _count_summed(eqn)
         return 2 * math.prod(eqn.outvars[0].aval.shape) * numbers // dilation
     if row.kind is Role.ATTENTION:
         return row.products * 2 * math.prod(sizes_of_attention(eqn))
@@ -324,3 +341,8 @@ def sizes_of_attention(eqn: Any) -> tuple[int, int, int, int, int]:
     if eqn.params.get("layout") == _HEADS_FIRST:
         length, heads, memory = heads, length, eqn.invars[1].aval.shape[2]
     return batch, heads, length, memory, width
+
+
+def is_causal(eqn: Any) -> bool:
+    """Whether a fused attention leaves out the keys after each query."""
+    return "CAUSAL" in str(eqn.params.get("mask_type"))

@@ -139,6 +139,8 @@ class Entry:
     """How many examples a processor works on at once, where the op maps a function."""
     schedule: Schedule | None = None
     """Of a pipeline or a ring who works on what at which turn."""
+    sharing: int = 0
+    """Of dropless experts, how many processors share them: each works on one in so many rows, if routing is even."""
     is_free: bool = False
     """Nothing runs: the result is an operand under other names."""
     stays_stored: bool = False
@@ -277,10 +279,10 @@ _SUM = re.compile(r"\bsum_over_([\w+]+)")
 _SENT_AS = re.compile(r"\bsent_as_(\w+)")
 
 
-def summed_over(scopes: str) -> Axes:
+def axes_of_sum(scopes: str) -> Axes:
     """The axes of the sum whose steps stand in these scopes of JAX; none elsewhere.
 
-    >>> summed_over("transpose(jvp(wf12_einsum))/of1/sum_over_hosts+x")
+    >>> axes_of_sum("transpose(jvp(wf12_einsum))/of1/sum_over_hosts+x")
     ('hosts', 'x')
     """
     found = _SUM.findall(scopes)

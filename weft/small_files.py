@@ -1,7 +1,7 @@
 """Small files of JSON and TOML, read with limits on size, depth and digits.
 
-Imports the errors of the house alone. Whatever is in such a file, the outcome is plain values of the shape that was
-asked for, or an error of the caller's kind that names the file, the place in it where that is known, and the fix.
+Imports checks and errors alone. Whatever is in such a file, the outcome is plain values of the shape that was asked
+for, or an error of the caller's kind that names the file, the place in it where that is known, and the fix.
 """
 
 import json
@@ -58,14 +58,21 @@ class Reader:
 
         A file without a sum, and with none but these `older` keys, was written before there were sums.
         """
-        value = self.json(path)
+        return self.parse_summed(self._text(path, "JSON"), str(path), shape, older=older)
+
+    def parse_summed(
+        self, text: str | bytes, where: str, shape: Any = dict, *, older: frozenset[str] = frozenset()
+    ) -> dict[str, Any]:
+        """What a text of `summed` holds, as `summed_json` reads it of a file."""
+        value = self.parse_json(text, where)
+        self.check(value, dict, where)
         wanted = value.pop(SUM, None)
         if wanted is None and not (older and value.keys() <= older):
-            raise self._wrong(f"{path} has no sum of its bits")
+            raise self._wrong(f"{where} has no sum of its bits")
         if wanted is not None and wanted != _sum_of(value):
-            raise self._wrong(f"{path} is not what was written: the sum of its bits is another")
-        self.check(value, shape, str(path))
-        return value
+            raise self._wrong(f"{where} is not what was written: the sum of its bits is another")
+        self.check(value, shape, where)
+        return dict(value)
 
     def toml(self, path: Path) -> tuple[dict[str, Any], str]:
         """What a file of TOML holds, and its text."""

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from .cells import placed, preformatted, tensor_cell
+from .cells import preformat, read_placement, tensor_cell
 from .compat import is_check_of_scalar, is_operator_of_array, to_device, varying
 from .dims import Dim, DimLike, Dims, Shape, new_dims
 from .dtypes import as_dtype as as_dtype  # which is asked for together with tensors
-from .dtypes import has_values, need_room, short_dtype, value_text
+from .dtypes import as_jax_holds, has_values, short_dtype, value_text
 from .elsewhere import OF_A_TENSOR, unknown_method, wrong_rename
 from .errors import DimError, RegionError, TensorError, UnknownNameError, fold_frames, public
-from .layout import Layout, Placement, Region, axes_in, typed
+from .layout import Layout, Placement, Region, axes_in, type_text
 from .operators import Operators, operations
 
 
@@ -57,8 +57,7 @@ PARAMETER = Kind(store="params")
 class Tensor(Operators):
     """An array whose dims have names; inside a region, this processor's slice of it."""
 
-    # The inner surface, on which the lowering and the operations are written; no user needs it, and `dir` leaves it
-    # out. What is private beyond it is reached in this file, in leaves.py and in lower/ alone.
+    # For lowering and operations, and out of `dir`; what is private is reached here, in leaves.py and in lower/ alone.
     raw: Any
     """The array as it is held: inside a region this processor's slice, before a cast that is put off."""
     region: Region | None
@@ -81,10 +80,12 @@ class Tensor(Operators):
 
     @property
     def dims(self) -> Shape:
+        """The dims, with names and global sizes."""
         return self._dims
 
     @property
     def dtype(self) -> Any:
+        """The dtype of NumPy, as of an array."""
         return np.dtype(self.kind.cast_to) if self.kind.cast_to is not None else self.raw.dtype
 
     @property
@@ -145,7 +146,7 @@ class Tensor(Operators):
     def __repr__(self) -> str:
         if not hasattr(self.raw, "dtype"):
             return f"Tensor[{self._dims}]({self.raw!r})"
-        text = f"{'param ' * self.kind.is_parameter}{typed(short_dtype(self.dtype), self._dims, placement(self))}"
+        text = f"{'param ' * self.kind.is_parameter}{type_text(short_dtype(self.dtype), self._dims, placement(self))}"
         return text if self._dims or self.region is not None else text + value_text(self.raw)
 
     def __str__(self) -> str:
@@ -155,10 +156,10 @@ class Tensor(Operators):
 
     def _repr_html_(self) -> str:
         if not hasattr(self.raw, "dtype"):
-            return preformatted(repr(self))
-        inside = (placement(self), self.region.mesh.axes) if self.region is not None else None
-        over, axes = inside or placed(self.raw, len(self._dims))
-        values = self.raw if self.region is None and has_values(self.raw) else None
+            return preformat(repr(self))
+        inside, rank = self.region, len(self._dims)
+        over, axes = (placement(self), inside.mesh.axes) if inside else read_placement(self.raw, rank)
+        values = self.raw if not inside and has_values(self.raw) else None
         kind = "a frozen parameter" if self.kind.frozen else "a parameter" if self.kind.is_parameter else "a tensor"
         return tensor_cell(kind, short_dtype(self.dtype), self._dims, over, axes, values)
 
@@ -186,8 +187,7 @@ class Tensor(Operators):
 
     @property
     def __jax_array__(self) -> Any:
-        # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` it must not find it, so that
-        # the tensor's own operator runs.
+        # JAX looks for this wherever it wants an array. In `0-d jax array * tensor` the tensor's operator has to run.
         caller = sys._getframe(1)
         if is_operator_of_array(caller):
             raise AttributeError("__jax_array__")
@@ -216,8 +216,10 @@ class Tensor(Operators):
 
     @fold_frames
     def __matmul__(self, other: Any) -> Any:
+        shared = [dim.name for dim in self._dims if isinstance(other, Tensor) and other.dims.has(dim)]
+        over = shared[-1] if shared else self._dims[-1].name if self._dims else "d_model"
         raise TensorError(
-            f"{self!r} @ ... does not say which dim is summed", fix="use `wf.einsum(x, w, over='d_model')`"
+            f"{self!r} @ ... does not say which dim is summed", fix=f"use `wf.einsum(x, w, over='{over}')`"
         )
 
     __rmatmul__ = __matmul__
@@ -314,7 +316,7 @@ def _name_dims(array: Any, dims: Any, kind: Kind) -> Tensor:
             ) from None
     if isinstance(array, np.ndarray | np.generic) and array.dtype.kind not in "biufcV":
         raise TensorError(f"a tensor cannot hold {array.dtype} values", fix="give an array of numbers or booleans")
-    need_room(array)
+    array = as_jax_holds(array)
     if isinstance(array, jax.core.Tracer) and (differing := varying(array)):
         raise TensorError(
             f"a tensor cannot be made of one processor's slice (it differs over {', '.join(sorted(differing))})",

@@ -1,9 +1,11 @@
-"""Quantities as text: sizes, times, counts, shares, columns.
+"""Quantities as text: sizes, times, counts, shares, columns; printed lines.
 
 The one place that says how a number looks; what prints a value takes its text from here, as late as it can.
 """
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 
 def size_text(size: int) -> str:
@@ -117,6 +119,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
+def and_text(words: Iterable[str]) -> str:
+    """Words as a sentence lists them.
+
+    >>> and_text(["x"]), and_text(["x", "y", "z"])
+    ('x', 'x, y and z')
+    """
+    *first, last = [*words] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def layout_text(layout: object) -> str:
     """A layout as it is written, or that it is empty."""
     return str(layout) or "the empty layout"
@@ -128,7 +140,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> li
     >>> columns([("name", "bytes"), ("w", "8")], right=[1])
     ['name  bytes', 'w         8']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = _widths(rows)
     return [
         "  ".join(
             cell.rjust(width) if i in right else cell.ljust(width)
@@ -136,3 +148,55 @@ def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> li
         ).rstrip()
         for row in rows
     ]
+
+
+def column_starts(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Where in the lines of `columns` each column begins.
+
+    >>> column_starts([("name", "bytes"), ("w", "8")])
+    [0, 6]
+    """
+    return list(itertools.accumulate((width + 2 for width in _widths(rows)[:-1]), initial=0))
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+class Printed(NamedTuple):
+    """A line as it is printed, and what it is."""
+
+    text: str
+    kind: str = ""
+    """title, the kind of a program's line, or removed or added; empty for other words"""
+    place: tuple[int, int] = (0, 0)
+    """From where to where in the text a file and line stand."""
+
+    def behind(self, text: str) -> "Printed":
+        """The line with a text before it."""
+        start, end = self.place
+        return self._replace(text=text + self.text, place=(start + len(text), end + len(text)))
+
+
+def placed_line(before: str, place: str, after: str = "", kind: str = "") -> Printed:
+    """A line with a file and line in it.
+
+    >>> placed_line("h  ", "net.py:6").place
+    (3, 11)
+    """
+    return Printed(f"{before}{place}{after}".rstrip(), kind, (len(before), len(before) + len(place)))
+
+
+def join_lines(lines: Iterable[Printed]) -> str:
+    """The text of lines as they are printed."""
+    return "\n".join(line.text for line in lines)
+
+
+def list_once(texts: Iterable[str]) -> str:
+    """A list in which equal neighbours stand once, with how many they are.
+
+    >>> list_once(["f32[d_model]"] * 24), list_once(["f32[]", "i32[]", "i32[]"])
+    ('f32[d_model] x24', 'f32[], i32[] x2')
+    """
+    counted = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    return ", ".join(f"{text} x{count}" if count > 1 else text for text, count in counted)

@@ -5,10 +5,12 @@ gradients, bfloat16 products and logits; attention by the faster of flash and cu
 is imported by this file alone.
 """
 
+import json
 import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from .workloads import Workload
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 """Of SDPA, those that are tried."""
+BIASED = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
+"""Of those that take a bias."""
 RANK, WORLD = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", RANK) if IS_CUDA else torch.device("cpu")
@@ -395,33 +399,56 @@ def make_optimizer(w: Workload, parameters: Any) -> Any:
 
 def choose_attention(w: Workload) -> None:
     """Has SDPA use the faster of its kernels for this workload's shape, from now on."""
-    if not IS_CUDA or w.document or w.encoder:
+    if not IS_CUDA or w.document or (w.encoder and BIAS_BY == "flex"):
         return
     shape = (w.batch, w.heads * w.group, w.length, w.d_kv), (w.batch, w.heads, w.length, w.d_kv)
-    q, k, v = (torch.randn(s, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for s in (*shape, shape[1]))
+    how = dict(device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = (torch.randn(s, **how) for s in (*shape, shape[1]))  # type: ignore
+    bias = torch.randn((1, w.heads, w.length, w.length), **how) if w.encoder else None  # type: ignore
     times = {}
-    for name, backend in BACKENDS.items():
+    for name, backend in (BIASED if w.encoder else BACKENDS).items():
         try:
             with sdpa_kernel(backend):
-                times[name] = _time_attention(q, k, v, w)
+                times[name] = _time_attention(q, k, v, bias, w)
         except RuntimeError as error:
             notes[f"sdpa_{name}_error"] = str(error).splitlines()[0][:120]
     if not times:  # PyTorch chooses
         return
     best = notes["sdpa"] = min(times, key=times.__getitem__)
     notes["sdpa_ms"] = {name: round(took * 1e3, 3) for name, took in times.items()}
-    torch.backends.cuda.enable_flash_sdp(best == "flash")
+    # Flash takes no bias, so that of an encoder-decoder model it does the attention that has none.
+    torch.backends.cuda.enable_flash_sdp(best == "flash" or w.encoder)
     torch.backends.cuda.enable_cudnn_sdp(best == "cudnn")
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    torch.backends.cuda.enable_math_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(best == "efficient")
+    torch.backends.cuda.enable_math_sdp(best == "math")
 
 
-def _time_attention(q: Any, k: Any, v: Any, w: Workload) -> float:
+def _time_attention(q: Any, k: Any, v: Any, bias: Any, w: Workload) -> float:
+    how: dict[str, Any] = dict(is_causal=bias is None, attn_mask=bias, dropout_p=w.dropout, enable_gqa=w.group > 1)
     for count in (3, 20):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(count):
-            how: dict[str, Any] = dict(is_causal=True, dropout_p=w.dropout, enable_gqa=w.group > 1)
             F.scaled_dot_product_attention(q, k, v, **how).backward(q)
         torch.cuda.synchronize()
     return (time.perf_counter() - start) / count
+
+
+def profile(run: Callable[[], Any], path: Path, *, steps: int = 3) -> int:
+    """Writes how many milliseconds of a step each kernel takes, and how often it runs; gives how many there are."""
+    activities = [torch.profiler.ProfilerActivity.CUDA if IS_CUDA else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(steps):
+            last = run()
+        read(last)
+    rows = [
+        {
+            "kernel": row.key,
+            "ms": getattr(row, "self_device_time_total", 0.0) / steps * 1e-3,
+            "calls": row.count / steps,
+        }
+        for row in found.key_averages()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(sorted(rows, key=lambda row: -row["ms"]), indent=0))
+    return len(rows)

@@ -1,6 +1,11 @@
 """The workloads in Weft, through what every user has: `weft.models`, `wf.train_step`, `weft.decode`."""
 
+import collections
+import itertools
+import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,6 +57,20 @@ def make(w: Workload, **changes: Any) -> Callable[[], Any]:
     """What runs a step, or a generation: weights are made, nothing is compiled yet."""
     if w.new_tokens:
         return _generation(w, **changes)
+    step, (state, batch, _) = train_step(w, **changes)
+    held = [state]
+    del state
+    keys = itertools.cycle(list(jax.random.split(jax.random.key(1), 512)) if w.dropout else [None])
+
+    def run() -> Any:
+        held[0], told = step(held[0], batch, next(keys))
+        return told["loss"]
+
+    return run
+
+
+def train_step(w: Workload, **changes: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A train step on all devices, and its arguments: state, batch and key."""
     mesh = f"x={len(jax.devices())}"
     model = models.init(config(w, **changes), jax.random.key(0), mesh, "batch:x")
 
@@ -59,15 +78,7 @@ def make(w: Workload, **changes: Any) -> Callable[[], Any]:
         return model.loss(batch, key if w.dropout else None)
 
     step = wf.spmd(wf.train_step(loss, optimizer(w)), mesh=mesh, layout="batch:x", donate=0)
-    held, batch = [step.init(model)], place(w)
-    del model
-    keys = iter(list(jax.random.split(jax.random.key(1), 512)) if w.dropout else [None] * 4096)
-
-    def run() -> Any:
-        held[0], told = step(held[0], batch, next(keys))
-        return told["loss"]
-
-    return run
+    return step, (step.init(model), place(w), jax.random.key(1) if w.dropout else None)
 
 
 def place(w: Workload) -> dict[str, Any]:
@@ -79,6 +90,28 @@ def _generation(w: Workload, **changes: Any) -> Callable[[], Any]:
     model = models.init(config(w, **changes), jax.random.key(0))
     prompts = workloads.batch(w)["tokens"]
     return lambda: decode.generate(model, prompts, max_new_tokens=w.new_tokens).tokens[0, -1]
+
+
+def profile(run: Callable[[], Any], path: Path, *, steps: int = 3) -> int:
+    """Writes how many milliseconds of a step each kernel takes, and how often it runs; gives how many there are."""
+    rows = kernels_of(lambda: [run() for _ in range(steps)], times=steps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=0))
+    return len(rows)
+
+
+def kernels_of(run: Callable[[], Any], *, times: int) -> list[dict[str, Any]]:
+    """Each kernel of a GPU's streams: milliseconds and calls of one of so many times, the longest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run())
+        data = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
+    took, count = collections.Counter[str](), collections.Counter[str]()
+    streams = [line for plane in data.planes if plane.name.startswith("/device:GPU") for line in plane.lines]
+    for event in (event for line in streams if "Stream" in line.name for event in line.events):
+        took[event.name] += event.duration_ns
+        count[event.name] += 1
+    return [{"kernel": name, "ms": ns * 1e-6 / times, "calls": count[name] / times} for name, ns in took.most_common()]
 
 
 def named_weights(model: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Written from docstrings, at build time. A public name without a page entry, or w
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
@@ -34,7 +35,7 @@ def _rooms(name: str, module: ModuleType) -> Iterator[tuple[str, ModuleType]]:
             )
 
 
-ROOMS: dict[str, ModuleType] = dict(_rooms("wf", wf))
+ROOMS: dict[str, ModuleType] = dict(_rooms("wf", wf)) | {"plan": wf.plan, "program": wf.program}
 TITLES = {"wf": "The language: `wf`", "wf.random": "Random numbers: `wf.random`", "nn": "Layers: `weft.nn`"}
 
 
@@ -117,7 +118,7 @@ def _entry(room: str, name: str) -> str:
     if isinstance(value, ModuleType):
         inner = next(key for key, module in ROOMS.items() if module is value)
         return f"- [`{_full(inner)}`]({inner.replace('.', '-')}.md)"
-    is_alias = type(value).__module__ in ("typing", "collections.abc")
+    is_alias = not inspect.isclass(value) and type(value).__module__ in ("typing", "collections.abc")
     if not callable(value) or is_alias:
         return f"{heading}\n\n{_constant(value)}"
     doc = inspect.getdoc(value)
@@ -125,7 +126,7 @@ def _entry(room: str, name: str) -> str:
         raise MissingError(f"`{called}` has no docstring")
     parts = [heading, f"```python\n{signature(called, value)}\n```", _prose(doc)]
     if inspect.isclass(value):
-        parts += [_fields(value), *_members(value)]
+        parts += [_fields(value), *_members(value), _also(value)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -140,10 +141,10 @@ def signature(called: str, fn: Callable[..., Any]) -> str:
         parameters = [*inspect.signature(fn).parameters.values()]
     except (TypeError, ValueError):
         return called
-    if issubclass_of(fn, BaseException):
+    if issubclass_of(fn, BaseException) or getattr(fn, "_is_protocol", False):
         return called
     plain = [p.replace(annotation=p.empty, default=_plain_default(p.default)) for p in parameters]
-    text = f"{called}{inspect.Signature([p for p in plain if p.name != 'self'])}"
+    text = f"{called}{inspect.Signature([p for p in plain if p.name not in ('self', 'wrong')])}"
     return text if len(text) <= 100 else text.replace("(", "(\n    ", 1)[:-1].replace(", ", ",\n    ") + ",\n)"
 
 
@@ -166,43 +167,89 @@ def _plain_default(value: Any) -> Any:
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The strings that stand under the attributes of a class, by attribute."""
+    """The strings that stand under the attributes of a class, or under those its `__init__` sets, by attribute."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     except (OSError, TypeError, SyntaxError):
         return {}
+    made = next((line.body for line in body if isinstance(line, ast.FunctionDef) and line.name == "__init__"), [])
     found = {}
-    for line, after in itertools.pairwise(body):
-        if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[line.target.id] = inspect.cleandoc(str(after.value.value))  # type: ignore[union-attr]
+    for line, after in [*itertools.pairwise(body), *itertools.pairwise(made)]:
+        targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+        name = getattr(targets[0], "id", None) or getattr(targets[0], "attr", None)
+        if name and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[name] = inspect.cleandoc(str(after.value.value))
     return found
 
 
 def _fields(cls: type) -> str:
-    """The fields of a dataclass that say what they are."""
-    if not dataclasses.is_dataclass(cls):
-        return ""
-    docs = {key: doc for base in reversed(cls.__mro__) for key, doc in attribute_docs(base).items()}
-    shown = [field for field in dataclasses.fields(cls) if not field.name.startswith("_")]
-    bare = ", ".join(f"`{field.name}`" for field in shown if field.name not in docs)
-    lines = [f"- `{f.name}`{_default_of(f)}: {_prose(' '.join(docs[f.name].split()))}" for f in shown if f.name in docs]
+    """The attributes of a class: each with what is said of it, and the names of a dataclass or tuple without more."""
+    bases = [cls] if not dataclasses.is_dataclass(cls) else reversed(cls.__mro__)
+    docs = {key: doc for base in bases for key, doc in attribute_docs(base).items()}
+    fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    inner = set(getattr(cls, "__slots__", ())) if not fields else set()  # of a tensor: for the lowering alone
+    bare = (*getattr(cls, "_fields", ()), *(cls.__annotations__ if getattr(cls, "_is_protocol", False) else ()))
+    names = dict.fromkeys([*fields, *bare, *([] if fields else docs)])
+    shown = [name for name in names if not name.startswith("_") and name not in inner]
+    bare = ", ".join(f"`{name}`" for name in shown if name not in docs)
+    said = [(name, " ".join(docs[name].split())) for name in shown if name in docs]
+    lines = [f"- `{name}`{_default_of(fields.get(name))}: {_prose(doc)}" for name, doc in said]
     return "\n\n".join(part for part in (f"Fields: {bare}" if bare else "", "\n".join(lines)) if part)
 
 
-def _default_of(field: "dataclasses.Field[Any]") -> str:
+def _default_of(field: "dataclasses.Field[Any] | None") -> str:
     plain = (int, float, str, tuple, bool, type(None))
-    return f" = `{field.default!r}`" if isinstance(field.default, plain) else ""
+    return f" = `{field.default!r}`" if field is not None and isinstance(field.default, plain) else ""
+
+
+def members_of(cls: type) -> dict[str, tuple[Callable[..., Any], bool]]:
+    """The public methods and properties of a class, each with whether it is called.
+
+    Those of its bases count, up to one that has an entry of its own to read them in.
+    """
+    found = {}
+    for base in _told_of(cls):
+        for name, member in vars(base).items():
+            is_property = isinstance(member, (property, functools.cached_property))
+            fn = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+            if not name.startswith("_") and (is_property or inspect.isfunction(fn)):
+                found.setdefault(name, (fn, not is_property))
+    return found
+
+
+def _told_of(cls: type) -> list[type]:
+    """A class and its bases up to the first that has an entry of its own."""
+    bases = itertools.takewhile(lambda base: base is cls or base not in _classes(), cls.__mro__)
+    return [base for base in bases if base is cls or base.__module__.startswith("weft.")]
+
+
+@functools.cache
+def _classes() -> dict[type, tuple[str, str]]:
+    """The room and the name of each class that has an entry."""
+    names = [(room, name) for room in ROOMS for name in public_names(room)]
+    return {_value(*name): name for name in names if inspect.isclass(_value(*name))}
 
 
 def _members(cls: type) -> Iterator[str]:
-    """The methods and properties of a class that have docstrings."""
-    for name, member in vars(cls).items():
-        fn = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        is_function = inspect.isfunction(fn) or isinstance(member, property)
-        if name.startswith("_") or not is_function or not (doc := inspect.getdoc(fn)):
-            continue
-        shown = f".{name}" if isinstance(member, property) else signature(f".{name}", fn)
-        yield f"**`{' '.join(shown.split())}`**\n\n{_prose(doc)}"
+    """The methods and properties of a class, and what their docstrings say."""
+    bare = []
+    for name, (fn, is_called) in members_of(cls).items():
+        shown = " ".join((signature(f".{name}", fn) if is_called else f".{name}").split())
+        if doc := inspect.getdoc(fn):
+            yield f"**`{shown}`**\n\n{_prose(doc)}"
+        else:
+            bare.append(f"`{shown}`")
+    if bare:
+        yield f"And {', '.join(bare)}."
+
+
+def _also(cls: type) -> str:
+    """Where the rest of a class is told: in the entry of its nearest base that has one."""
+    base = next((base for base in cls.__mro__[1:] if base in _classes()), None)
+    if base is None:
+        return ""
+    room, name = _classes()[base]
+    return f"And all of [`{name}`]({room.replace('.', '-')}.md#{room}-{name})."
 
 
 def _prose(doc: str) -> str:
@@ -241,14 +288,14 @@ def run_file() -> str:
         f for f in dataclasses.fields(RunConfig) if f.compare and f.name not in {*tables.TABLES, *tables.OPEN_TABLES}
     ]
     parts += ["## Top level", _keys(RunConfig, only={f.name for f in top} - {"model"})]
-    known = [getattr(wf.models, name) for name in wf.models.__all__ if name.endswith("Config")]
-    texts = [c for c in known if issubclass(c, wf.models.TransformerConfig) and c is not wf.models.TransformerConfig]
-    images = [c for c in known if not issubclass(c, wf.models.TransformerConfig) and c is not wf.models.ModelConfig]
+    texts = [wf.models.TransformerConfig, wf.models.LMConfig, wf.models.Seq2SeqConfig, wf.models.EncoderConfig]
+    images = [wf.models.ViTConfig, wf.models.UNetConfig]
     links = ", ".join(f"[`{c.__name__}`](models.md#models-{c.__name__})" for c in images)
     parts += [
         "## `[model]`",
-        "`preset` names one of `weft.models.PRESETS`; every other key changes a field of it. Of Transformers "
-        f"these are the fields; those of the others: {links}.",
+        "`preset` names one of `weft.models.PRESETS`; every other key changes a field of it. Those of models of "
+        f"images: {links}. In place of a preset `call` names a function that makes [a model of your own]"
+        "(../docs/own-models.md#a-run); so it does in `[data]`.",
         _keys(*texts),
     ]
     for name, table in {**tables.OPEN_TABLES, **tables.TABLES}.items():
@@ -262,12 +309,15 @@ def _keys(*configs: Any, only: Collection[str] | None = None) -> str:
     for cls in configs:
         docs |= {key: doc for base in reversed(cls.__mro__) for key, doc in attribute_docs(base).items()}
         hints |= get_type_hints(cls)
-        fields |= {field.name: field for field in dataclasses.fields(cls) if field.name not in fields}
+        own_first = sorted(dataclasses.fields(cls), key=lambda field: field.name not in vars(cls)["__annotations__"])
+        fields |= {field.name: field for field in own_first if field.name not in fields}
     rows = ["| key | is | by default | |", "|---|---|---|---|"]
     for field in fields.values():
         if only is not None and field.name not in only:
             continue
-        said = " ".join(docs.get(field.name, "").split()).replace("|", "\\|")
+        if field.name not in docs:
+            raise MissingError(f"nothing says what the key `{field.name}` of a run's file is: write it under its field")
+        said = " ".join(docs[field.name].split()).replace("|", "\\|")
         default = "" if field.default in (dataclasses.MISSING, None) else f"`{_toml(field.default)}`"
         rows.append(f"| `{field.name}` | {_kind(field, hints[field.name])} | {default} | {_prose(said)} |")
     return "\n".join(rows)

@@ -38,8 +38,9 @@ def error_of(*words):
 def misuse_of(*words):
     """What `weft WORDS` says of options that do not go together."""
     _, said = weft(*words, status=2)
-    assert said.startswith("Usage: weft show")
-    return said.strip().splitlines()[-1].removeprefix("Error: ")
+    fact, usage, fix = said.splitlines()
+    assert usage.startswith("  usage: weft show [OPTIONS] MODEL") and fix.startswith("  fix: ")
+    return fact.removeprefix("error: ")
 
 
 def started(*words, cwd=ROOT, **streams):

@@ -1,6 +1,7 @@
 """`weft generate` and `weft translate`: what a run writes, from any of its checkpoints."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from weft.cli.decoding import INTERRUPTED
 from weft.cli.decoding import _write_piece as write_piece
 from weft.decode.continuation import Pieces, continue_texts
 from weft.decode.translate import Translator
+from weft.small_files import summed
 
 from .command import error_of, weft
 
@@ -30,6 +32,12 @@ def test_generate_prints_the_prompt_and_what_follows(lm):
     (wanted,) = continue_texts(lm.load(), lm.tokenizer, ["the cat"], tokens=20, seed=3)
     assert printed == wanted.text.rstrip("\n") + "\n"
     assert said == ""
+
+
+def test_what_of_a_prompt_is_not_seen_is_said(lm):
+    length = lm.settings.length
+    _, said = weft("generate", lm.folder, "--prompt", "a" * 2 * length, "--tokens", 1)
+    assert said.startswith(f"warning: the model reads {length} tokens: the first {length + 1} of 'aaa")
 
 
 @pytest.mark.slow
@@ -192,6 +200,7 @@ def test_prompts_of_a_file_go_on_after_the_last_whole_line(lm, prompt_file, tmp_
     lines = whole.read_bytes().splitlines(keepends=True)
     for kept in (3, 4):
         part = tmp_path / f"part{kept}.jsonl"
+        shutil.copy(f"{whole}.options.json", f"{part}.options.json")
         part.write_bytes(b"".join(lines[:kept]) + lines[kept][:-1])
         _, said = weft(*words, part)
         assert f"5 lines in {part}, {kept} of them before" in said
@@ -199,6 +208,34 @@ def test_prompts_of_a_file_go_on_after_the_last_whole_line(lm, prompt_file, tmp_
     before = whole.stat().st_mtime_ns
     assert "5 of them before" in weft(*words, whole)[1]
     assert whole.stat().st_mtime_ns == before
+
+
+def test_prompts_of_a_file_are_not_gone_on_with_otherwise(lm, prompt_file, tmp_path):
+    out, copy = tmp_path / "out.jsonl", tmp_path / "copy"
+    words = ["generate", lm.folder, "--prompts", prompt_file, "--tokens", 3, "--batch", 2, "--out", out]
+    weft(*words)
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))
+    before = out.read_bytes()
+    for more, told in [
+        (["--temperature", 1.2], "--temperature was 0.8 and is 1.2"),
+        (["--seed", 1, "--end", 7], "--end was [] and is [7]; --seed was 0 and is 1"),
+        (["--samples", 2], "--samples was 1 and is 2"),
+        (["--top-k", 3], "--top-k was not said and is 3"),
+        (["--batch", 3], "--batch was 2 and is 3"),
+    ]:
+        fact, _, fix = error_of(*words, *more)
+        assert fact == f"{out} was begun otherwise: {told}" and "name another file with --out" in fix
+    shutil.copytree(lm.folder, copy)
+    metadata = next(copy.glob("checkpoints/*/checkpoint.json"))
+    told = json.loads(metadata.read_bytes())
+    told["sums"]["params.final_norm.scale"] = 7
+    metadata.write_bytes(summed({key: value for key, value in told.items() if key != "sum"}))
+    assert "the print of the weights was" in error_of("generate", copy, *words[2:])[0]
+    assert out.read_bytes() == before
+    (tmp_path / "out.jsonl.options.json").unlink()
+    assert "with which options they were made is not known" in error_of(*words)[0]
+    out.unlink()
+    assert "5 lines in" in weft(*words)[1]
 
 
 @pytest.mark.slow
@@ -239,6 +276,7 @@ def test_a_file_of_prompts_that_cannot_be(lm, prompt_file, tmp_path):
     assert "texts are written at once" in error_of(
         "generate", lm.folder, "--prompt", "a", "--prompt", "b", "--stream"
     )[0]  # fmt: skip
+    weft(*words, "--out", out)
     out.write_text('{"id": 0, "prompt": "another", "text": "another one"}\n')
     fact, state, _ = error_of(*words, "--out", out)
     assert fact == f"line 1 of {out} is not of line 1 of the prompts in {prompt_file}" and "another" in state
@@ -253,4 +291,4 @@ def test_a_file_of_prompts_that_cannot_be(lm, prompt_file, tmp_path):
     ]:
         bad.write_text(line + "\n")
         assert told in error_of("generate", lm.folder, "--prompts", bad, "--out", tmp_path / "no.jsonl")[0]
-    assert not (tmp_path / "no.jsonl").exists()
+    assert not list(tmp_path.glob("no.jsonl*"))

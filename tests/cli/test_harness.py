@@ -152,6 +152,7 @@ def test_long_contexts_lose_their_begin_and_it_is_said(lm, tmp_path):
         ({"context": "a", "target": " "}, "has `target` that are"),
         ({"context": "a", "choices": ["c", "d"], "answer": 2}, "has an `answer` that is 2"),
         ({"context": "a", "choices": ["c", "d"]}, "has an `answer` that is None"),
+        (["a", "b"], "is a list"),
     ],
 )
 def test_tasks_that_cannot_be(lm, tmp_path, line, fact):

@@ -11,8 +11,10 @@ import sys
 import pytest
 import typer
 
+from tests.environment import of_a_user
 from weft.cli import app
 from weft.cli.groups import BEGIN, GROUPS
+from weft.cli.terminal import COMMAND
 
 from .command import ROOT, weft
 
@@ -53,7 +55,8 @@ def test_the_examples_of_the_map_and_of_help_are_taken():
 
 
 def test_a_word_that_is_no_command_names_the_closest():
-    assert "Did you mean 'search'" in weft("serch", status=2)[1]
+    assert weft("serch", status=2)[1].startswith("error: there is no command `serch`")
+    assert "did you mean `search`?" in weft("serch", status=2)[1]
 
 
 def completed(*words):
@@ -89,3 +92,54 @@ def test_ctrl_c_while_weft_begins_is_no_traceback():
     program += "    return real(name, *more)\nbuiltins.__import__ = late\nweft_command.main()\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
+def test_ctrl_c_while_a_command_of_weft_launch_begins_is_no_traceback(tmp_path):
+    """Also of those that `weft reproduce` starts."""
+    hook = "import builtins, os, signal\nreal = builtins.__import__\n"
+    hook += "def late(name, *more):\n    if name == 'jax': os.kill(os.getpid(), signal.SIGINT)\n"
+    hook += "    return real(name, *more)\nbuiltins.__import__ = late\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    environment = of_a_user(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = subprocess.run([*COMMAND, "data"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+    for command in ("launch", "reproduce"):
+        assert "[*COMMAND, *" in inspect.getsource(sys.modules[f"weft.cli.{command}"])
+
+
+@pytest.mark.parametrize(
+    "words, fact, usage, fix",
+    [
+        (["search", "tiny-lm", "--processors", "x"], "`--processors` is `x`", "weft search [OPTIONS] MODEL",
+         "give a whole number from 1 on; "),
+        (["search", "tiny-lm", "--memory", "0"], "`--memory` is `0`", "weft search [OPTIONS] MODEL",
+         "give a number above 0; "),
+        (["generate", "runs/x", "--temperature", "hot"], "`--temperature` is `hot`", "weft generate [OPTIONS] RUN",
+         "give a number from 0 on; "),
+        (["show"], "MODEL is missing", "weft show [OPTIONS] MODEL", "write it like `weft show tiny-lm --mesh"),
+        (["launch", "show"], "`--processes` is missing", "weft launch [OPTIONS] -- COMMAND...",
+         "write it like `weft launch -n 4 -- train"),
+        (["show", "x", "--mseh", "3"], "there is no option `--mseh`", "weft show [OPTIONS] MODEL",
+         "did you mean `--mesh` or `--set`? "),
+        (["doctor", "x"], "`x` is more than the command takes", "weft doctor [OPTIONS]",
+         "write it like `weft doctor`; "),
+        (["new"], "FILE is missing", "weft new [OPTIONS] FILE", "write it like `weft new mine.toml`; "),
+    ],
+)  # fmt: skip
+def test_wrong_use_has_a_fact_the_usage_and_a_fix(words, fact, usage, fix):
+    printed, said = weft(*words, status=2)
+    lines = said.splitlines()
+    assert printed == "" and lines[:2] == [f"error: {fact}", f"  usage: {usage}"] and len(lines) == 3
+    assert lines[2].startswith(f"  fix: {fix}")
+    assert lines[2].endswith(f"`weft {words[0]} --help` has the options and examples")
+
+
+def test_an_option_without_its_value():
+    assert (
+        weft("show", "x", "--mesh", status=2)[1]
+        == "error: `--mesh` stands without a value\n  fix: write one after it\n"
+    )
+
+
+def test_a_short_way_to_help():
+    assert weft("show", "-h") == weft("show", "--help")

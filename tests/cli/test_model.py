@@ -184,3 +184,36 @@ def test_the_folder_of_a_run_is_the_run_and_options_change_it(here):
     assert "batch=8 length=32" in changed and changed != printed
     (here / "empty").mkdir()
     assert error_of("plan", "empty", *ON)[0] == "there is no run in empty: no config.toml"
+
+
+@pytest.mark.parametrize(
+    "words, fact, fix",
+    [
+        (["show", "tinylm", *ON], "there is no preset `tinylm`", "did you mean `tiny-lm`? or name a file of a run, or"),
+        (["show", "zzzz", *ON], "there is no preset `zzzz`", "use one of: `gemma3-1b`, `gpt2`"),
+        (
+            ["show", "a.toml:loss", *ON],
+            "`a.toml:loss` names a function in a TOML file",
+            "give the file alone: `a.toml`",
+        ),
+        (["show", "nowhere:loss", *ON], "there is no module `nowhere`", "give a file: `path/to/file.py:function`"),
+        (["train", "tiny-lm"], "there is no file tiny-lm", "that is a preset: `weft new mine.toml --model tiny-lm`"),
+        (["train", "runs/a/b.toml"], "there is no file runs/a/b.toml", "write one: `weft new mine.toml`"),
+        (
+            ["eval", "mine.toml"],
+            "there is no run in mine.toml: no config.toml",
+            "that is a run's file; give the folder",
+        ),
+        (["eval", "runs/tin"], "there is no run in runs/tin: no config.toml", "did you mean `runs/tiny`?"),
+        (["eval", "tiny"], "there is no run in tiny: no config.toml", "did you mean `runs/tiny`?"),
+        (["plan", "tiny-lm", *ON, "--hardware", "zzzz"], "there is no hardware `zzzz`", "use one of: `a100`, `b200`"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is_once(words, fact, fix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    for file in (tmp_path / "runs" / "tiny" / "config.toml", tmp_path / "mine.toml"):
+        file.write_text("")
+    said, state, told = error_of(*words)
+    assert said == fact and told.startswith(fix)
+    assert "a100" not in state and "tiny-lm" not in state

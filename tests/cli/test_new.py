@@ -35,10 +35,11 @@ def test_what_is_said_is_in_the_file_and_the_file_is_read(here, words, values):
 
 
 def test_a_question_is_asked_again_until_its_answer_will_do(here, monkeypatch):
-    answers = ["tiny-nothing", "tiny-lm", "", "bytes", "rows=2", "batch:rows", "many", "9"]
+    answers = ["?", "tiny-nothing", "tiny-lm", "", "bytes", "rows=2", "batch:rows", "many", "9"]
     monkeypatch.setattr("weft.cli.new.is_typed", lambda: True)
     done = CliRunner().invoke(app, ["new", "mine.toml"], prog_name="weft", input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
+    assert "`?` lists all" in done.output and "`mixtral-8x7b`, `moe-1t`, `mt-0.15b`" in done.stderr
     assert "there is no preset `tiny-nothing`" in done.stderr and "give a number" in done.stderr
     config = read("mine.toml")
     assert (config.train.steps, config.layout, config.data["path"]) == (9, "batch:rows", "python")

@@ -87,7 +87,25 @@ def test_who_sits_at_a_terminal_is_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(terminal.typer, "confirm", lambda text, err: asked.append(text) or True)
     monkeypatch.setattr(terminal.sys, "stdin", SimpleNamespace(isatty=lambda: False))
-    assert not terminal.trusting(False)("it runs code") and not asked
+    assert not terminal.allow_code(False)("it runs code") and not asked
     monkeypatch.setattr(terminal.sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    assert terminal.trusting(False)("it runs code") and asked == ["it runs code\nRun it?"]
-    assert terminal.trusting(True) is True
+    assert terminal.allow_code(False)("it runs code") and asked == ["it runs code\nRun it?"]
+    assert terminal.allow_code(True) is True
+
+
+def test_rows_of_ones_own_are_shown_with_their_dims(mine):
+    printed, _ = weft("data", mine / "run.toml", "--rows", "1")
+    assert printed.splitlines()[1] == "  points float32[batch=8 features=8], label int32[batch=8]"
+    assert printed.splitlines()[2] == "row 0" and "  label: " in printed and printed.count("points: [") == 1
+    arrays = json.loads(weft("data", mine / "run.toml", "--rows", "1", "--json")[0])["arrays"]
+    assert len(arrays["points"]) == 8 and arrays["label"] in range(4)
+    flow = ("data", mine / "run.toml", "--set", "data.call=own_net.py:flow", "--json")
+    two = weft(*flow, "--batches", "2")[0].splitlines()
+    assert len(two) == 16 and weft(*flow, "--from", "1")[0].splitlines() == two[8:]
+
+
+def test_texts_are_not_continued_by_it(mine):
+    fact, _, fix = error_of("generate", mine / "run", "--prompt", "a")
+    assert "is your own, `own_net.py:make`: it has a loss alone" in fact and fix.endswith(".load()`")
+    fact, _, fix = error_of("translate", mine / "run")
+    assert "is your own, `own_net.py:make`" in fact and "does not translate" in fact and fix.endswith(".load()`")

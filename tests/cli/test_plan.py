@@ -22,6 +22,25 @@ def test_a_plan_is_a_text():
     assert "over cols: " in printed and "bound by" in printed
 
 
+def test_a_plan_says_what_hardware_it_assumed():
+    said = "no --hardware was given: h100 is assumed (`weft hardware` lists the others)"
+    assert weft("plan", NET, *ON)[0].splitlines()[1] == said
+    assert said not in weft("plan", NET, *ON, "--hardware", "h100")[0]
+    how = ("--mesh", "rows=8", "--dims", "batch")
+    assert said in weft("search", NET, *how)[0] and said not in weft("search", NET, *how, "--hardware", "h200")[0]
+
+
+def test_a_run_is_planned_for_the_hardware_of_its_file(tmp_path):
+    file = tmp_path / "run.toml"
+    model = '[model]\npreset = "tiny-lm"\nlayers = 1\nvocab = 256\n[train]\nsteps = 1\nbatch = 8\nlength = 16\n'
+    file.write_text(f'hardware = "b200"\nmesh = "x=2"\nlayout = "batch:x"\n{model}')
+    printed, _ = weft("plan", file)
+    assert "B200" in printed.splitlines()[0] and "is assumed" not in printed
+    assert printed.splitlines()[1].endswith(" parameters, batch 8 x 16")
+    assert json.loads(weft("plan", file, "--hardware", "h200", "--json")[0])["hardware"] == "h200"
+    assert "b200: " in weft("search", file, "--mesh", "x=2", "--dims", "batch")[0].splitlines()[0]
+
+
 def test_a_plan_is_json_alone():
     printed, _ = weft("plan", NET, *ON, "--json", "--hardware", "h200")
     found = json.loads(printed)
@@ -84,8 +103,8 @@ def test_memory_of_ones_own_decides_whether_it_fits():
 
 
 def test_hardware_and_models_that_are_not_there():
-    fact, state, fix = error_of("plan", NET, *ON, "--hardware", "h10")
-    assert fact == "there is no hardware `h10`" and "h100" in state and "did you mean" in fix
+    fact, _, fix = error_of("plan", NET, *ON, "--hardware", "h10")
+    assert fact == "there is no hardware `h10`" and "h100" in fix and "did you mean" in fix
     assert error_of("search", "tiny-ml", "--processors", 2)[0] == "there is no preset `tiny-ml`"
     assert error_of("hardware", "abacus")[0] == "there is no hardware `abacus`"
 
@@ -99,6 +118,7 @@ def test_a_preset_is_planned_by_its_own_sizes():
     how = ("--mesh", "rows=2", "--layout", "batch:rows", "--batch", 4, "--length", 8)
     found = [json.loads(weft("plan", "tiny-lm", *how, *more, "--json")[0]) for more in ((), ("--loss",))]
     assert [each["tokens"] for each in found] == [32, 32]
+    assert [each["parameters"] for each in found] == [models.preset("tiny-lm").param_count] * 2
     assert "update" in found[0]["phases"] and "update" not in found[1]["phases"]
 
 
@@ -135,14 +155,24 @@ def test_an_interrupted_search_says_what_it_did_not_see_and_ends_with_130(monkey
         if at.best is not None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.cli.search._tell", interrupt)
+    monkeypatch.setattr("weft.cli.search._Teller.__call__", interrupt)
     how = ("--processors", 8, "--dims", "batch,hidden,d_io")
     found = json.loads(weft("search", NET, *how, "--json", status=130)[0])
     assert found["complete"] is False and found["stopped"] == "interrupted"
     assert found["searched"] == found["traced"] + found["pruned"] + found["not_seen"]
     assert " NOT SEEN" in weft("search", NET, *how, status=130)[0]
     monkeypatch.undo()
-    assert "its time was up" in weft("search", NET, *how, "--seconds", 0)[0]
+    printed, told = weft("search", NET, *how, "--seconds", 0)
+    assert "its time was up" in printed and told.count("; looking for better") == 1 and "best" in told
+
+
+def test_a_search_interrupted_before_it_has_an_answer_says_so(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.search.search_layouts", interrupted)
+    _, told = weft("search", NET, "--processors", 8, status=130)
+    assert "interrupted before a layout that fits was found" in told
 
 
 def test_a_search_wants_a_mesh_or_a_number_of_processors():
@@ -218,6 +248,20 @@ def test_a_run_that_leaves_its_layout_open_is_searched_and_planned(tmp_path):
     assert "a step" in weft("plan", file, "--layout", "batch:rows")[0]
 
 
+def test_a_runs_file_is_read_as_if_it_said_what_the_options_say(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "tiny-lm"\nmesh = "x=8"\nlayout = "batch:x"\n[train]\nbatch = 8\nlength = 8\n')
+    change, two = ("--set", "train.microbatches=4"), ("--mesh", "x=2")
+    assert "on the mesh a batch is 8 parts of 1" in error_of("plan", file, *change)[0]
+    assert "train_step on x=2 under batch:x" in weft("plan", file, *change, *two)[0]
+    fact, state, _ = error_of("plan", file, *change, "--mesh", "x=4")
+    assert "on the mesh a batch is 4 parts of 2" in fact and "mesh: x=4" in state
+    fact, state, fix = error_of("plan", file, "--layout", "bach:x")
+    assert fact.startswith("`layout`") and state == "at --layout bach:x" and "`batch`" in fix
+    assert "decode_token on x=3" in weft("plan", file, "--decode", 8, "--mesh", "x=3", "--layout", "", *change)[0]
+    assert weft("search", file, "--processors", 2, "--dims", "batch", *change)[0]
+
+
 def test_the_plan_on_the_command_line_is_that_of_the_library():
     from .nets import example
 
@@ -240,6 +284,9 @@ def test_a_token_of_decoding_is_planned():
     )
     assert found["decode"]["batch"] == 3 and found["decode"]["collectives"][0]["count"] == 2 * LAYERS + 1
     assert found["failed"] == ["count.x > 4"] and found["tokens"] == 3
+    generated = found["decode"]["generate"]
+    assert 0 < generated["seconds_a_token"] < found["decode"]["seconds_a_token"] and generated["fits"]
+    assert generated["tokens_per_s"] == pytest.approx(3 / generated["seconds_a_token"])
     assert "one processor" not in weft("plan", "tiny-mt", "--decode", 8, "--length", 16)[0]
 
 
@@ -274,6 +321,19 @@ def test_a_run_decodes_fewer_sequences_than_its_batch_is_split_over(tmp_path):
     printed, told = weft("plan", file, "--decode", 16, "--batch", 2)
     assert "decode_token on x=2 under batch:x" in printed and not told
     assert "does not divide" in error_of("plan", file, "--decode", 16, "--layout", "batch:x")[0]  # said, so wanted
+
+
+@pytest.mark.parametrize(
+    "trained, decoded",
+    [
+        ("stream:x,queries:x", "queries:x"),
+        pytest.param("length:x,memory_length:x", "memory_length:x", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_splits_positions_decodes_without_the_rules_of_its_prompt(tmp_path, trained, decoded):
+    file = tmp_path / "run.toml"
+    file.write_text(f'mesh = "x=2"\nlayout = "{trained}"\n[model]\npreset = "tiny-lm"\nlayers = 1\n')
+    assert f"decode_token on x=2 under {decoded}, " in weft("plan", file, "--decode", 16)[0]
 
 
 def test_a_token_of_decoding_is_shown_and_searched():

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax
 import pytest
 
 from .command import NETS, ON, error_of, weft
@@ -19,6 +20,7 @@ tokenizer = {kind = "bytes"}
 
 
 def test_a_function_is_run_and_printed_with_its_times(tmp_path):
+    jax.clear_caches()  # a profile holds every program that is alive, those of other files too
     page = tmp_path / "page.html"
     printed, said = weft("profile", NET, *ON, "--hardware", "h100", "--steps", "2", "--html", page)
     assert "without the profiler" in said
@@ -52,12 +54,12 @@ def test_a_run_is_profiled_by_its_file_and_the_profile_in_its_folder_is_read(tmp
 
 def test_a_folder_that_is_no_run():
     fact, _, fix = error_of("profile", NETS.parent)
-    assert "there is no run in" in fact and fix == "give the folder of a run"
+    assert "there is no run in" in fact and fix == "give the folder of a run, like `runs/tiny`"
 
 
 def test_one_step_is_too_few():
     _, said = weft("profile", NET, *ON, "--steps", "1", status=2)
-    assert "Invalid value for '--steps'" in said
+    assert said.startswith("error: `--steps` is `1`\n") and "fix: give a whole number from 2 on" in said
 
 
 @pytest.mark.slow
@@ -65,3 +67,12 @@ def test_a_step_of_decoding_goes_on_from_its_cache():
     printed, _ = weft("profile", "tiny-lm", "--decode", "8", "--batch", "2", "--hardware", "h100", "--json")
     found = json.loads(printed)
     assert found["name"] == "tiny-lm decode_token" and found["steps"] == 5
+
+
+@pytest.mark.slow
+def test_decoding_is_profiled_where_heads_are_called_queries(tmp_path):
+    file = tmp_path / "run.toml"
+    ring = 'mesh = "x=2"\nlayout = "stream:x,queries:x"'
+    file.write_text(RUN.replace("TEXT", str(tmp_path)).replace('mesh = "rows=2"\nlayout = "batch:rows"', ring))
+    found = json.loads(weft("profile", file, "--decode", "8", "--hardware", "h100", "--json")[0])
+    assert found["layout"] == "queries:x" and found["processors"] == 2

@@ -42,7 +42,7 @@ def clock(monkeypatch):
 def bar(shown):
     """The line at the bottom of the terminal as it is now."""
     console = Console(file=io.StringIO(), width=shown.console.width, force_terminal=True, color_system=None)
-    console.print(shown._rendered())
+    console.print(shown._render())
     return console.file.getvalue().rstrip("\n")
 
 

@@ -11,10 +11,11 @@ import pytest
 
 import weft as wf
 import weft_command
+from weft import models
 from weft.cli import main
 from weft.cli.model import OPTIMIZERS, load_preset
 from weft.cli.terminal import colour
-from weft.program.lines import Printed
+from weft.text import Printed, placed_line
 
 from . import nets
 from .command import NETS, ON, ROOT, error_of, misuse_of, started, weft
@@ -84,6 +85,8 @@ def test_a_preset_is_shown_as_its_train_step_with_adam():
     printed, said = weft(*TINY)
     assert said == ""
     assert printed == weft(*TINY, "--optimizer", "adam")[0]
+    rows = " x ".join(str(size) for size in models.preset("tiny-lm").batch_shapes()["inputs"].dims.sizes)
+    assert printed.splitlines()[1] == f"{models.preset('tiny-lm').param_count:,} parameters, batch {rows}"
     assert all(f"\n{phase}\n" in printed for phase in ("forward", "backward", "update"))
 
 
@@ -113,7 +116,7 @@ def test_batch_and_length_change_the_preset():
 def test_a_preset_nobody_knows():
     fact, state, fix = error_of("show", "tiny-lmm", "--mesh", MESH, "--layout", LAYOUT)
     assert fact == "there is no preset `tiny-lmm`"
-    assert "lm-4.90b" in state and state.endswith("on the command line")
+    assert state == "on the command line"
     assert fix.startswith("did you mean `tiny-lm`?") and "file.py:function" in fix
 
 
@@ -148,12 +151,12 @@ def test_an_error_in_the_users_function_names_his_line():
 
 
 def test_options_that_do_not_go_together():
-    assert misuse_of("show", f"{NETS}:example", *ON, "--json", "--ledger").startswith("Invalid value for --json")
-    assert misuse_of(*TINY, "--loss", "--optimizer", "sgd").startswith("Invalid value for --optimizer")
+    assert misuse_of("show", f"{NETS}:example", *ON, "--json", "--ledger").startswith("--json")
+    assert misuse_of(*TINY, "--loss", "--optimizer", "sgd").startswith("--optimizer")
     for option in (["--batch", "8"], ["--length", "8"], ["--loss"], ["--optimizer", "sgd"]):
         said = misuse_of("show", f"{NETS}:example", *ON, *option)
-        assert said == f"Invalid value for {option[0]}: is for presets and runs; your function says it itself"
-    assert misuse_of(*TINY, "--set", "seed=1") == "Invalid value for --set: is for runs, by their file or folder"
+        assert said == f"{option[0]}: is for presets and runs; your function says it itself"
+    assert misuse_of(*TINY, "--set", "seed=1") == "--set: is for runs, by their file or folder"
 
 
 def test_a_mesh_and_a_layout_are_needed():
@@ -209,10 +212,23 @@ def test_a_printed_line_says_what_it_is():
     assert "section" in {line.kind for line in changes}
 
 
-def test_sources_step_back():
-    line = "h   f32[batch/rows hidden/cols]  relu(...)  net.py:6"
-    (span,) = colour(Printed(line, "op")).spans
-    assert (line[span.start : span.end], span.style) == ("net.py:6", "not bold dim")
+def test_places_step_back_and_no_other_words():
+    (span,) = colour(placed_line("h  note.py:3  ", "net.py:6", "  because net.py:6 is long", "op")).spans
+    assert (span.start, span.end, span.style) == (14, 22, "not bold dim")
+
+
+@pytest.mark.parametrize("shown", ["program", "ledger", "diff", "plan"])
+def test_what_is_printed_carries_its_places(shown):
+    other = program("batch:rows+cols")
+    lines = {
+        "program": program().printed,
+        "ledger": program().ledger.printed,
+        "diff": program().diff(other).printed,
+        "plan": wf.Plan(program(), "h100").printed,
+    }[shown]()
+    placed = [line.text[slice(*line.place)] for line in lines if line.place != (0, 0)]
+    assert placed and all(re.fullmatch(r"\S+\.py:\d+", place) for place in placed)
+    assert sum(".py:" in line.text for line in lines) == len(placed)
 
 
 # The command itself.
@@ -222,7 +238,7 @@ def test_version_and_help():
     assert weft("--version")[0] == f"weft {importlib.metadata.version('weft')}\n"
     assert "show" in weft("--help")[0]
     said = weft("show", "--help")[0]
-    assert said.count("  weft show ") == 3
+    assert said.count("  weft show ") == 4
     assert all(len(line) < 112 for line in said.splitlines())
 
 

@@ -38,6 +38,26 @@ def by_a_plain_loop(lm, ids, window, stride):
     raise AssertionError
 
 
+def by_the_guide(lm, ids, max_length, stride):
+    """The same as the guide of `transformers` writes it, whose sequences hold their last target."""
+    model, before, total = Run(lm.folder).load(), 0, 0.0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + max_length, len(ids))
+        logits = np.asarray(model.logits(ids[None, begin:end]).array, np.float64)[0, :, : lm.config.vocab]
+        of = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        labels = [-100] * (before - begin) + ids[max(before, begin) : end].tolist()
+        total -= sum(of[i, label] for i, label in enumerate(labels[1:]) if label != -100)
+        before = end
+        if end == len(ids):
+            return total
+    raise AssertionError
+
+
+def test_a_window_is_one_less_than_the_length_of_the_guide(lm):
+    ids = np.random.default_rng(0).integers(0, 200, 120).astype(np.int32)
+    assert by_the_guide(lm, ids, 25, 7) == pytest.approx(by_a_plain_loop(lm, ids, 24, 7), rel=1e-6)
+
+
 def test_it_is_what_a_plain_loop_finds(lm, text):
     ids = np.frombuffer(text.read_bytes()[32:232], np.uint8).astype(np.int32)
     judged = found(lm, "--data", text, "--range", "32:2_3_2", *WINDOW)

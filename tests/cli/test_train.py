@@ -8,14 +8,18 @@ import signal
 import subprocess
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
 from tests.cli.command import error_of, started, weft
 from tests.train.conftest import compile_each_step_once  # noqa: F401
 from tests.train.running import text_in
-from weft.train import checkpoints as saving
+from weft.cli.train import command_of
+from weft.train import local_store as saving
 from weft.train import saver
+from weft.train.launch import Supervisor
+from weft.train.processes import LAUNCHED
 
 TOML = """\
 name = "small"
@@ -103,6 +107,23 @@ def test_a_finished_run_says_so(done, file):
     printed, _ = weft("train", file, "--run", folder)
     assert printed.splitlines()[-1] == f"{folder} is finished: step 6 of 6"
     assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_runs_folder_is_as_good_as_its_file(done):
+    folder, _ = done
+    assert weft("train", folder)[0].splitlines()[-1] == f"{folder} is finished: step 6 of 6"
+
+
+def test_what_goes_on_is_written_as_it_was_started(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(Supervisor, "run", lambda self: seen.append(self._environment(0, 5000)[LAUNCHED]) or 0)
+    weft("launch", "-n", "4", "--devices", "2", "--elastic", "--", "train", "run.toml")
+    assert seen == ["weft launch -n 4 --devices 2 --elastic --"]
+    run, changes = tmp_path / "run", ["mesh=hosts=2 | x=2"]
+    words = shlex.join(["train", "run.toml", "--run", str(run), "--set", *changes])
+    assert command_of(Path("run.toml"), run, changes) == f"weft {words}"
+    monkeypatch.setenv(LAUNCHED, seen[0])
+    assert command_of(Path("run.toml"), run, changes) == f"{seen[0]} {words}"
 
 
 def test_a_changed_configuration_names_its_keys_and_stops(done, file):

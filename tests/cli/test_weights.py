@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import weft as wf
+from tests.data.test_tokenizers import gpt2_files
 from weft import interop, models
 from weft.train import Run
 
@@ -48,6 +49,20 @@ def test_it_runs_as_a_user_starts_it(tmp_path):
     assert process.returncode == 0, said
     assert said == ""
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.toml", "hugging_face"]
+
+
+def test_a_tokenizer_in_two_files_is_imported_and_exported_again(tmp_path):
+    folder = tmp_path / "theirs"
+    shutil.copytree(FIXTURES / "gpt2", folder)
+    gpt2_files(folder, tokenizer_class="GPT2Tokenizer", model_max_length=32)
+    _, said = weft("import", folder, tmp_path / "run")
+    assert said == "" and Run(tmp_path / "run").tokenizer.encode("hello") == [259]
+    weft("export", tmp_path / "run", tmp_path / "out")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    (folder / "vocab.json").write_text('{"a": 0}')
+    _, said = weft("import", folder, tmp_path / "other")
+    assert said.startswith("the tokenizer is not read: ") and "merges.txt:2 is no merge" in said
 
 
 def test_every_configuration_is_read_back_as_it_was_written():

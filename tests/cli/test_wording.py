@@ -45,7 +45,10 @@ def test_a_size_that_no_option_says_is_of_the_configuration():
     found = error_of("plan", "tiny-lm", "--mesh", "x=3", "--layout", "heads:x")[2]
     assert " in the model's configuration, or pad it there: `heads_multiple=3`, or drop `heads:x`" in found
     found = error_of("plan", "tiny-unet", "--mesh", "x=3", "--layout", "height:x")[2]
-    assert " in the model's configuration; for a U-Net to a multiple of `3 * 2**(levels - 1)`, or drop" in found
+    assert (
+        " in the model's configuration; for a U-Net to 36 with 2, 36 with 3, 48 with 4, 48 with 5 levels, or drop"
+        in found
+    )
 
 
 def test_a_function_of_ones_own_may_pad():

@@ -32,6 +32,13 @@ def test_a_file_that_is_not_there(tmp_path):
     assert "has no file" in problem(tmp_path, {"path": tmp_path, "glob": "*.txt"}).fact
 
 
+def test_a_table_with_commas_is_no_text_unless_it_is_said_to_be(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,the cat\n")
+    error = problem(tmp_path, tmp_path / "a.csv")
+    assert "a.csv is a table" in error.fact and 'orient="records", lines=True' in error.fix
+    assert data.open_source({"path": tmp_path / "a.csv", "format": "text"}).format == "text"
+
+
 def test_a_file_that_may_not_be_read(tmp_path):
     (tmp_path / "a.txt").mkdir()
     source = data.Source(format="text", files=(tmp_path / "a.txt",), names=("a.txt",))

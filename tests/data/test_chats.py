@@ -1,6 +1,7 @@
 """Chats: written by their template, learned from in their answers alone, packed whole."""
 
 import json
+import os
 
 import numpy as np
 import pyarrow as arrow
@@ -89,6 +90,11 @@ def test_conversations_stand_whole_in_rows_each_with_the_token_after_as_target(p
             found.append(TOKENIZER.decode([*inputs, targets[-1]]))
     assert sorted(found) == texts and (len(made) < 15) == pack
     assert not any(rows[name][rows["segments"] == 0].any() for name in rows)
+
+
+def test_ctrl_c_does_not_reach_the_process_of_a_template():
+    with data.open_template("chatml").running() as running:
+        assert os.getsid(running._process.pid) == running._process.pid != os.getsid(0)
 
 
 def test_padding_rows_of_an_evaluation_count_nothing(tmp_path):

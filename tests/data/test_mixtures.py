@@ -45,7 +45,7 @@ def rows(first, last, *, batch=64, seed=0, made=None, **how):
 @settings(deadline=None, max_examples=30)
 def test_after_any_number_of_blocks_each_part_has_its_share(weights, places):
     order = data.mixtures.Mixed([3] * len(weights), weights, 8, 0)
-    before, after = order._taken(places), order._taken(places + 1)
+    before, after = order._count_taken(places), order._count_taken(places + 1)
     assert sum(before) == places * order._size and all(a <= b for a, b in zip(before, after, strict=True))
     for taken, weight in zip(before, weights, strict=True):
         assert abs(taken - places * order._size * weight / sum(weights)) <= len(weights) / 2 + 1

@@ -92,6 +92,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path):
 def test_a_row_without_a_text_is_named(tmp_path, column, row):
     parquet.write_table(arrow.table({"text": column}), tmp_path / "a.parquet")
     assert problem(tmp_path / "a.parquet").fact == f"{tmp_path / 'a.parquet'} row {row} has no text in its field `text`"
+    assert problem(tmp_path / "a.parquet").fix.startswith("write one there, or take it out")
 
 
 def test_a_table_that_is_cut_short_or_another_file_is_told(tmp_path):

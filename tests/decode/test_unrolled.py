@@ -77,6 +77,30 @@ def test_a_token_sends_two_sums_a_layer_and_the_embedding():
     assert (sent.count(), sent.bytes()) == (2 * config.layers + 1, (2 * config.layers + 1) * of_token)
 
 
+def test_heads_that_are_called_queries_are_attended_where_they_lie():
+    config = models.preset("tiny-lm", layers=2, heads=4, group=2, positions="rotary")
+    _, args = models.decode_step(config, context=16, batch=2, layout="queries:x")
+
+    def token(model, tokens, cache):
+        model, cache = unrolled.prepare(model, cache)
+        return model.step(tokens, cache)
+
+    program = wf.trace(token, *args, mesh="x=4", layout="queries:x")
+    assert [(row.collective, row.bytes * row.count) for row in program.ledger] == [
+        ("all_reduce", 2 * config.d_model * 4)
+    ] * config.layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["batch:a,stream:b,queries:b", "queries:a,memory_length:b"])
+def test_a_model_trained_with_heads_for_positions_writes_the_same_tokens(layout):
+    config = models.preset("tiny-lm", layers=2, heads=4, group=2, positions="rotary", dtype="float32")
+    alone, split = (models.init(config, jax.random.key(1), *where) for where in ((), ("a=2,b=2", layout)))
+    found, wanted = (decode.generate(model, PROMPTS, max_new_tokens=6) for model in (split, alone))
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_adapters_are_added_to_the_weights_before_the_loop():
     model = nn.lora.add(made(), rank=2, key=jax.random.key(2), where="*.v")

@@ -83,6 +83,9 @@ CALLS = {
     "a layer called": (lambda: nn.Linear(d, batch, key=key)(x, x), "called as `linear(f32", "`linear(x)`"),
     "a norm called": (lambda: nn.GroupNorm(d, 2, key=key)(x), "'over'", "`groupnorm(x, over=...)`"),
     "a method": (lambda: x.size(), "missing 1", "`x.size(name)`"),
+    "a layer's adapters": (lambda: nn.lora.merge(), "missing 1", "`nn.lora.merge(model)`"),
+    "samples": (lambda: wf.random.normal(key), "missing 1", "`wf.random.normal(key, dims"),
+    "a class of a small name": (lambda: wf.custom_vjp(), "missing 1", "`wf.custom_vjp(fn)`"),
     "a configuration": (lambda: models.LMConfig(64), "positional", "models.LMConfig(name='mine', layers=2"),
     "a mapped function by keyword": (lambda: wf.vmap(lambda a: a, over="batch")(a=x), "'a'", "`mapped(*args)`"),
 }  # fmt: skip

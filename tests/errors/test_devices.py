@@ -45,7 +45,7 @@ def test_jax_already_started_with_another_count():
     fact, state, fix = done.stdout.splitlines()
     assert "mesh rows=8 wants 8 processors, and JAX has 1 (cpu)" in fact and "started before this mesh" in fact
     assert "at <string>:7 in <module>" in state
-    assert "make the mesh before the first JAX computation" in fix and "JAX_NUM_CPU_DEVICES=8" in fix
+    assert "write `wf.Mesh('rows=8')` above the first line that computes" in fix and "JAX_NUM_CPU_DEVICES=8" in fix
 
 
 def test_jax_already_started_fix_by_the_environment():
@@ -123,6 +123,7 @@ def test_too_few_devices_given_fix(size):
 
 
 def test_too_few_devices_found():
+    assert jax.device_count() == 8  # JAX has started
     region = wf.spmd(lambda x: x * 2, mesh="rows=16", layout="batch:rows")
     error = error_of(lambda: region(x), wf.MeshError)
     assert "mesh rows=16 wants 16 processors, and JAX has 8 (cpu)" in error.fact

@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import weft as wf
@@ -75,6 +76,30 @@ def test_a_params_rule_with_no_parameter():
     assert "layout.drop('params.d')" in error.fix
     runs(wf.Layout("batch:rows,params.d:rows").drop("params.d"), "rows=4")
     runs("params.d:rows", "rows=4", wf.parameter(x.array, "batch d"))
+
+
+@pytest.mark.parametrize("store", ["params", "optimizer"])
+def test_a_storage_rule_whose_axis_another_dim_has_everywhere(store):
+    weights = wf.parameter(np.ones((16, 8), "float32"), "d g")
+    step = wf.train_step(lambda weights, batch, key: wf.mean(wf.square(weights), over="d g"), optax.adam(0.1))
+    trace = lambda layout: wf.trace(step, step.init(weights), None, None, mesh="rows=4", layout=layout)  # noqa: E731
+    with pytest.warns(wf.WeftWarning) as said:
+        trace(f"g:rows,{store}.d:rows")
+    (error,) = {warning.message.error.fact: warning.message.error for warning in said}.values()
+    assert said[0].filename == __file__
+    assert error.fact == f"rule `{store}.d:rows` stores nothing: whatever has `d` is split over `rows` by its dim `g`"
+    assert f"layout.drop('{store}.d')" in error.fix
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", wf.WeftWarning)
+        for right in ("g:rows", f"g:rows,{store}.g:rows", f"{store}.d:rows"):
+            trace(right)
+
+
+def test_a_storage_rule_that_one_tensor_follows_is_kept():
+    scale = wf.parameter(np.ones(16, "float32"), "d")
+    wide = wf.parameter(np.ones((16, 8), "float32"), "d g")
+    out = on_rows(lambda x, w, scale: wf.einsum(x * scale, w, over="d"), "g:rows,params.d:rows")(x, wide, scale)
+    np.testing.assert_allclose(out.array, x.array @ wide.array)
 
 
 def test_axis_not_in_the_mesh():

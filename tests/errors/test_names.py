@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft import nn
 
 from .raised import error_of, is_inside, on_rows
 
@@ -144,6 +145,38 @@ def test_einsum_of_nothing():
     assert error.fact == "einsum got no tensor" and "wf.einsum(x, w, over='d_model')" in error.fix
 
 
+def test_einsum_of_a_list():
+    error = error_of(lambda: wf.einsum([x, w], out=[batch, f]), wf.TensorError)
+    assert error.fact == "einsum got a list of operands" and "one by one" in error.fix
+
+
+def test_an_einsum_of_letters_is_answered_with_names():
+    error = error_of(lambda: wf.einsum("bd,df->bf", x, x), wf.TensorError)
+    assert error.fact == "einsum got 'bd,df->bf': dims are matched by name, not by letter"
+    assert "`wf.einsum(x, w, over='d_model')`" in error.fix and "out=" in error.fix
+
+
+def test_a_pair_of_tensors_where_one_is_asked_for_is_to_be_taken_apart():
+    error = error_of(lambda: wf.mean((x, x), over=x.dims), wf.TensorError)
+    assert error.fact.startswith("mean got tuple (f32") and "which has no dims" not in error.fact
+    assert error.fix == "give one of them, e.g. `[0]` of it, or call this for each"
+
+
+def test_a_wrong_call_shows_shapes_and_types_not_numbers():
+    error = error_of(lambda: wf.tensor(np.ones((4, 8))), wf.TensorError)
+    assert "called as `wf.tensor(ndarray(4, 8))`" in error.state
+    assert "dtype=float)" in error_of(lambda: wf.zeros(4, 8), wf.TensorError).fix
+
+
+def test_a_layer_without_values():
+    layer = nn.LayerNorm(d)
+    error = error_of(lambda: layer(x), wf.TensorError)
+    assert error.fact == "multiply got a weight [d=16] of a layer without values" and "nn.init(layer, key)" in error.fix
+    assert nn.init(layer, jax.random.key(0))(x).dims == x.dims
+    lookup = nn.Embedding(d, f)
+    assert "nn.init" in error_of(lambda: lookup(wf.argmax(x, over=d)), wf.TensorError).fix
+
+
 def test_rename_onto_an_existing_dim():
     error = error_of(lambda: x.rename(batch="d"), wf.DimError)
     assert error.fact == "dim `batch` was renamed to `d`, which [batch=8 d=16] has already"
@@ -237,6 +270,38 @@ def test_malformed_over(over):
 def test_malformed_over_fix():
     error = error_of(lambda: wf.sum(x, over=3), wf.DimError)
     assert error.fact == "`over` is 3, which names no dims"
-    assert "over='batch length'" in error.fix and "over=[batch, length]" in error.fix
+    assert "over='batch d'" in error.fix and "over=[batch, d]" in error.fix
+    assert error_of(lambda: nn.LayerNorm(96), wf.DimError).fix.endswith("e.g. `wf.Dim('d_model', 96)`")
     y = wf.zeros([batch, length])
     assert wf.sum(y, over="batch length").dims == wf.sum(y, over=[batch, length]).dims == ()
+
+
+def test_a_product_without_names_names_the_dim_that_both_have():
+    w = wf.ones(wf.dims(d=x.size("d"), hidden=4))
+    assert error_of(lambda: x @ w, wf.TensorError).fix == "use `wf.einsum(x, w, over='d')`"
+
+
+def test_classes_under_another_name_than_the_default_are_named():
+    logits, labels = wf.ones(wf.dims(batch=4, classes=8)), wf.zeros(wf.dims(batch=4), dtype="int32")
+    error = error_of(lambda: nn.cross_entropy(logits, labels), wf.DimError)
+    assert "the classes are along `vocab` unless said" in error.fact and "`over='classes'`" in error.fix
+
+
+def test_a_rule_the_wrong_way_round_is_turned_round():
+    error = error_of(lambda: wf.spmd(lambda x: x, mesh="rows=2", layout="rows:batch")(x), wf.LayoutError)
+    assert "the dim comes first: `batch:rows`" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("act", "fix"),
+    [
+        (lambda: x.to("cuda"), "for another place, `wf.put(x, mesh=..., layout=...)`"),
+        (lambda: nn.ReLU(), "write `wf.relu(x)`"),
+        (lambda: nn.MSELoss(), "`wf.mean(wf.square(x - y), over=x.dims)`"),
+        (lambda: nn.CrossEntropyLoss(), "`nn.cross_entropy(logits, targets, over='classes')[1]`"),
+        (lambda: wf.optim.AdamW(1e-3), "write `optax.adamw(1e-3)`"),
+        (lambda: wf.optim.sgd(1e-3), "write `optax.sgd(1e-3)`"),
+    ],
+)
+def test_names_that_pytorch_has_are_answered_with_ours(act, fix):
+    assert fix in error_of(act, wf.UnknownNameError).fix

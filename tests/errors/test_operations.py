@@ -48,7 +48,7 @@ SLICES = {
     "slice from many": (lambda: wf.slice(x, over=length, start=ids, size=2), "i32[batch length]", "`start=0`"),
     "slice over a wrong name": (lambda: wf.slice(x, over="lenght", start=0, size=2), "`lenght`", "`length`"),
     "slice over two": (lambda: wf.slice(x, over="batch length", start=0, size=2), "are 2", "`over='batch'`"),
-    "slice over a number": (lambda: wf.slice(x, over=1, start=0, size=2), "names no dims", "over='batch length'"),
+    "slice over a number": (lambda: wf.slice(x, over=1, start=0, size=2), "names no dims", "over='batch length d'"),
     "slice over another size": (lambda: wf.slice(x, over=length.resized(9), start=0, size=2), "size 8", "rename"),
     "slice of an array": (lambda: wf.slice(np.ones(3), over=length, start=0, size=2), "plain array", "wf.tensor"),
     "stretch with a step by halves": (lambda: x["length", ::0.5], "step 0.5", "a whole number"),
@@ -63,8 +63,8 @@ SLICES = {
     "places by a list": (lambda: x["length", [1, 2]], "[1, 2]", "wf.take(x, ids, over='length')"),
     "places by a mask": (lambda: x["length", x > 0], "bool[batch length d]", "wf.take"),
     "place of a wrong name": (lambda: x["lenght", 0], "`lenght`", "did you mean `length`?"),
-    "place without a name": (lambda: x[0], "was indexed with 0", 'x["length", 0]'),
-    "places without names": (lambda: x[1:3, ...], "was indexed", 'x["length", 3:7]'),
+    "place without a name": (lambda: x[0], "was indexed with 0", 'x["batch", 0]'),
+    "places without names": (lambda: x[1:3, ...], "was indexed", 'x["batch", 3:7]'),
 }  # fmt: skip
 
 MOVES = {

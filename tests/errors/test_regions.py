@@ -296,6 +296,13 @@ def test_a_train_step_called_inside_a_region():
     np.testing.assert_allclose(bound(bound.init(PARAMS), x)[1]["loss"].array, step(state, x)[1]["loss"].array)
 
 
+class PlainModel:
+    """A class that is no tree, as one would write for PyTorch."""
+
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
 def test_a_train_step_that_lacks_something():
     error = error_of(lambda: wf.train_step(two_weights, optax.sgd(0.1), mesh="rows=4"), wf.RegionError)
     assert "only one of mesh and layout" in error.fact
@@ -306,6 +313,9 @@ def test_a_train_step_that_lacks_something():
     assert "plain array of shape (3,)" in error.fact and "wf.parameter" in error.fix
     error = error_of(lambda: step.init({"ids": wf.cast(x, "int32")}), wf.TensorError)
     assert "no float tensor" in error.fact and "wf.parameter" in error.fix
+    for plain in (PlainModel(w=PARAMS), [PlainModel(layers=[PlainModel(w=PARAMS)])]):
+        assert "class PlainModel(eqx.Module)" in error_of(lambda: step.init(plain), wf.TensorError).fix  # noqa: B023
+        assert "class PlainModel(eqx.Module)" in error_of(lambda: wf.grad(two_weights)(plain, x), wf.TensorError).fix  # noqa: B023
     assert np.isfinite(step(step.init(PARAMS), x)[1]["loss"].array)
 
 

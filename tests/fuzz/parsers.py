@@ -335,7 +335,7 @@ def read_small(folder: Path, name: str, content: bytes, kept: Path) -> None:
         "checkpoint.json": [
             lambda: [checkpoints.problem(step) for step in checkpoints.steps],
             lambda: checkpoints.best_step(),
-            lambda: checkpoints.dtypes(checkpoints.chosen()),
+            lambda: checkpoints.dtypes(checkpoints.choose()),
             lambda: (run.folder / "config.toml").unlink(),
             lambda: opened.check_config(),
         ],

@@ -23,6 +23,7 @@ _table.write("lm", TWO, """
     batch:x,heads:y,d_ff:y,vocab:y                         | loss_chunks=4 micro=4
     batch:x,heads:y,d_ff:y,vocab:y,stream:y                | remat=True
     batch:x,heads:y,d_ff:y,vocab:y,stream:y,params.d_model:x | scanned=False drop
+    batch:x,heads:y,d_ff:y,vocab:y,stream:y,queries:y      | remat=True
     batch:x,length:y                                       | drop
     batch:x,length:y,params.d_model:x                      | loss_chunks=4
     batch:x,length:y,params.d_ff:y                         | scanned=False
@@ -48,6 +49,7 @@ _table.write("lm", TWO, """
     batch:y,stage:x,params.d_model:y                       | stages=2 scanned=False drop
     batch:y,stage:x,optimizer.d_model:y                    | stages=2 micro=2
     batch:y,stage:x                                        | stages=2 layers=3
+    batch:y,stage:x,params.d_model:y                       | stages=2 layers=4 remat=stream+attention drop
     batch:x,heads:x                                        ! dims `batch` and `heads`
     batch:x,vocab:x                                        ! are both split over axis `x`
     d_ff:x,params.d_model:x                                | drop
@@ -78,7 +80,7 @@ _table.write("lm", CUBE, """
     stage:x,stream:y,queries:y,batch:z                     | stages=2 drop
     batch:x,length:y,memory_length:y,stream:y+z,queries:z,vocab:z | remat=True
     batch:x,heads:y,d_ff:y,queries:y+z,stream:z            | prefetch=True
-    batch:x,heads:y,d_ff:y,queries:y+z,stream:y+z          ! dims `stream` and `heads`
+    batch:x,heads:y,d_ff:y,queries:y+z,stream:y+z          | drop
     batch:x,stage:y,length:z                               | stages=2 pipeline_rounds=2 layers=4 prefetch=True
 """)  # fmt: skip
 
@@ -103,6 +105,7 @@ _table.write("modern lm", CUBE, """
 _table.write("relative lm", TWO, """
     batch:x,length:y                                       | drop
     batch:x,heads:y,d_ff:y,vocab:y,stream:y,params.buckets:x | remat=True
+    batch:y,d_model:x,memory_length:x                      | drop
     batch:x+y,params.d_model:x+y,params.heads:y            ! stored split over axis `y`
 """)  # fmt: skip
 _table.write("relative lm", CUBE, """

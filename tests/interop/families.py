@@ -16,6 +16,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0, 1.5], "long_factor": [1.25, 4.0],
+    "original_max_position_embeddings": 5,
+}  # fmt: skip
 LOCAL, FULL = "sliding_attention", "full_attention"
 
 FAMILIES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
@@ -104,6 +108,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "two layers": {**GQA, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 10},
         "pattern of six": {**GQA, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8,
                            "num_hidden_layers": 8},
+        "ends alike": {**GQA, "head_dim": 8, "sliding_window": 2, "num_hidden_layers": 7, "query_pre_attn_scalar": 5,
+                       "layer_types": [LOCAL, LOCAL, FULL, LOCAL, LOCAL, LOCAL, FULL]},
         "all global": {"num_key_value_heads": 1, "head_dim": 4, "sliding_window": 3, "layer_types": [FULL, FULL]},
         "cap": {**GQA, "head_dim": 8, "sliding_window": 4, "final_logit_softcapping": 3.0,
                 "layer_types": [FULL, LOCAL]},
@@ -118,6 +124,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "deep": {**GQA, "num_hidden_layers": 3, "sliding_window": 2, "hidden_act": "gelu"},
         "wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": {
             "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}},
+        "long": {**GQA, "rope_parameters": LONG, "original_max_position_embeddings": 5},
+        "long, not beyond": {**GQA, "rope_parameters": {**LONG, "attention_factor": 1.2},
+                             "original_max_position_embeddings": 12},
+        "long, partial": {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 5,
+                          "original_max_position_embeddings": 4, "rope_parameters": {
+                              **LONG, "factor": 3.0, "partial_rotary_factor": 0.5}},
     }),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", {
         "grouped": {**GQA},
@@ -137,17 +149,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "tanh": {"hidden_act": "gelu_new", "num_attention_heads": 2, "layer_norm_eps": 1e-2},
     }),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
-        "by layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
+        "by layer": {"scale_attn_by_inverse_layer_idx": True},
         "unscaled": {"scale_attn_weights": False},
-        "inner": {"n_inner": 20, "activation_function": "gelu", "n_layer": 3},
-        "one head": {"n_head": 1, "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 1e-2},
-        "untied": {"activation_function": "relu", "tie_word_embeddings": False, "n_head": 8},
-        "both": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
+        "inner": {"n_inner": 20, "activation_function": "gelu", "num_hidden_layers": 3},
+        "one head": {"num_attention_heads": 1, "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 1e-2},
+        "untied": {"activation_function": "relu", "tie_word_embeddings": False, "num_attention_heads": 8},
+        "cross": {"add_cross_attention": True, "scale_attn_by_inverse_layer_idx": True},
+        "both": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False,
+                 "num_hidden_layers": 4},
     }),
 }  # fmt: skip
 CASES = [(family, name) for family, (_, _, cases) in FAMILIES.items() for name in cases]
 FIRST = {family: next(iter(cases)) for family, (_, _, cases) in FAMILIES.items()}
 """The case of each family that a fixture holds."""
+
+CROSSED = ("gpt2", "cross")
+
+
+def memory_of() -> np.ndarray:
+    """What an encoder made, for those that attend to it."""
+    return np.random.default_rng(7).standard_normal((2, 5, 16), "float32")
 
 
 def sizes_of(family: str, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from tests.interop.families import FAMILIES, FIRST, sizes_of, tokens_of, values_of
+from tests.interop.families import CROSSED, FAMILIES, FIRST, memory_of, sizes_of, tokens_of, values_of
 
 FIXTURES = Path(__file__).parent / "fixtures" / "families"
 
@@ -67,6 +67,20 @@ def main() -> None:
         written = {"config": config, "shapes": shapes, "loss": results["loss"], "gradients": sizes}
         (FIXTURES / f"{family}.json").write_text(json.dumps(written, separators=(",", ":")) + "\n")
         np.save(FIXTURES / f"{family}.npy", results["logits"])
+    make_crossed()
+
+
+def crossed_logits(folder: Path) -> np.ndarray:
+    """Those of a GPT-2 with cross-attention to `memory_of()`."""
+    model = make(*CROSSED, folder)
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor(tokens_of("gpt2")), encoder_hidden_states=torch.tensor(memory_of()))
+    return out.logits.numpy()
+
+
+def make_crossed() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(FIXTURES / "gpt2-cross.npy", crossed_logits(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ def test_an_index_may_not_leave_its_folder(tmp_path):
     written = json.loads((folder / INDEX).read_text())
     written["weight_map"]["shared.weight"] = "../other.safetensors"
     (folder / INDEX).write_text(json.dumps(written))
-    assert "is in '../other.safetensors', which is no file of the folder" in refused(folder).fact
+    error = refused(folder)
+    assert "is in '../other.safetensors', which is no file of the folder" in error.fact
+    assert error.fix == "fetch the index again: it names files alone"
 
 
 def test_a_tensor_that_is_not_where_the_index_says_is_named(tmp_path):
@@ -209,6 +211,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
     assert refused(folder).fact == f"there is no {folder / 'config.json'}"
     assert refused(tmp_path / "nowhere").fact == f"there is no folder {tmp_path / 'nowhere'}"
     assert refused(Path(__file__)).fact == f"there is no folder {__file__}"
+    assert "`hf download openai-community/gpt2 --local-dir gpt2`" in refused(Path("openai-community/gpt2")).fix
 
 
 @pytest.mark.parametrize(
@@ -266,12 +269,11 @@ def test_a_missing_key_is_named(tmp_path, name, key):
         ("switch", {"router_dtype": "bfloat16"}, "`router_dtype` is 'bfloat16'"),
         ("gpt2", {"n_head": 3}, "`n_embd` is 16 and `n_head` 3"),
         ("gpt2", {"scale_attn_weights": 2}, "`scale_attn_weights` is 2"),
-        ("gpt2", {"add_cross_attention": True}, "`add_cross_attention` is True"),
         ("gpt2", {"activation_function": "quick_gelu"}, "`activation_function` is 'quick_gelu'"),
         ("llama", {"num_key_value_heads": 3}, "`num_attention_heads` is 4 and `num_key_value_heads` 3"),
         ("llama", {"hidden_size": 18, "head_dim": None}, "`hidden_size` is 18 and `num_attention_heads` 4"),
         ("llama", {"rope_scaling": {"type": "su"}, "rope_parameters": None}, "rotations are scaled by 'su'"),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rotations are scaled by 'longrope'"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "`short_factor` is None beside"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}}, "and `beta_fast` 1.0"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "has no `factor` beside its `rope_type`"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "`factor` is 0.5 beside `rope_type`"),

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 import weft as wf
 from tests.errors.raised import error_of
-from tests.interop.families import FAMILIES, FIRST, batch_of, tokens_of, values_of
+from tests.interop.families import FAMILIES, FIRST, LONG, batch_of, memory_of, tokens_of, values_of
 from tests.interop.folders import METADATA, TOLERANCE, config, same_bits, tensors
 from weft import decode, interop, models
 from weft.interop.table import ARCHITECTURES, DECODERS, DIFFERS
@@ -66,6 +66,21 @@ def test_logits_are_those_of_transformers(family):
     model = interop.load(folder_of(family), remat=False)
     found = np.asarray(model.logits(tokens_of(family)).array)[..., :61]
     np.testing.assert_allclose(found, np.load(FIXTURES / f"{family}.npy"), atol=TOLERANCE, rtol=0)
+
+
+def test_cross_attention_to_what_an_encoder_made_is_that_of_transformers(tmp_path):
+    """Of a GPT-2 made here, written, and read with the values of the fixture."""
+    sizes = dict(layers=2, d_model=16, heads=4, d_kv=4, d_ff=64, vocab=61, length=32, norm="layer", positions="learned")
+    sizes |= dict(bias="q k v o in out norm", activation="gelu_tanh", tied=True, tied_scale=False, epsilon=1e-5)
+    how = dict(cross_attention=True, scale_by_layer=True, dtype="float32", remat=False)
+    made = models.init(models.LMConfig(name="crossed", **sizes, **how), jax.random.key(0))
+    interop.save(made, tmp_path / "made")
+    shapes = {name: values.shape for name, values in tensors(tmp_path / "made").items()}
+    save_file(values_of("gpt2", shapes), tmp_path / "made" / "model.safetensors", METADATA)
+    model = interop.load(tmp_path / "made", remat=False)
+    found = np.asarray(model.logits(tokens_of("gpt2"), memory=memory_of()).array)[..., :61]
+    np.testing.assert_allclose(found, np.load(FIXTURES / "gpt2-cross.npy"), atol=TOLERANCE, rtol=0)
+    assert error_of(lambda: made.logits(tokens_of("gpt2"), memory=memory_of()[..., :8])).fact
 
 
 @pytest.mark.slow
@@ -141,8 +156,13 @@ OLD: dict[str, dict[str, Any]] = {
         rope_scaling={"rope_type": "linear", "factor": 8.0},
     ),
     "gpt_neox": dict(rotary_pct=0.5, rotary_emb_base=100),
+    "gpt2": dict(num_attention_heads=4),
 }
-GONE = {"qwen3_moe": ["num_local_experts"], "gemma3_text": ["layer_types", "_sliding_window_pattern"]}
+GONE = {
+    "gpt2": ["n_head"],
+    "qwen3_moe": ["num_local_experts"],
+    "gemma3_text": ["layer_types", "_sliding_window_pattern"],
+}
 
 
 @pytest.mark.parametrize("family", OLD)
@@ -160,6 +180,8 @@ REFUSED = [
     ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "`layer_types` is ['sliding_attention'"),
     ("mixtral", {"num_experts_per_tok": 5}, "`num_experts_per_tok` is 5 of 4 experts"),
     ("mixtral", {"num_local_experts": 10**9}, "says that there are 1,000,000,000 experts"),
+    ("qwen2", {"num_hidden_layers": 10**9, "layer_types": None}, "says that there are 1,000,000,000 layers"),
+    ("gemma2", {"num_hidden_layers": 10**9, "layer_types": None}, "says that there are 1,000,000,000 layers"),
     ("qwen2", {"layer_types": ["full_attention"]}, "`layer_types` is ['full_attention']"),
     ("qwen2", {"layer_types": ["linear_attention", {}]}, "`layer_types` is ['linear_attention', {}]"),
     ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "`layer_types` names 'linear_attention'"),
@@ -192,12 +214,66 @@ REFUSED = [
         "rotations of local layers are scaled by 'linear'",
     ),
     ("phi3", {"resid_pdrop": 0.1}, "`resid_pdrop` is 0.1"),
-    ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rotations are scaled by 'longrope'"),
+    ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rotations are scaled by 'yarn'"),
+    ("phi3", {"rope_parameters": {**LONG, "long_factor": [1.0, 0]}}, "`long_factor` is [1.0, 0] beside"),
     ("olmo2", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
     ("olmo2", {"hidden_act": "quick_gelu"}, "`hidden_act` is 'quick_gelu'"),
     ("gpt_neox", {"num_attention_heads": 3}, "`hidden_size` is 16 and `num_attention_heads` 3"),
     ("gpt_neox", {"rope_parameters": None, "rotary_pct": 1.5}, "RoPE turns a share of 1.5"),
     ("llama", {"sliding_window": 6}, "`sliding_window` is 6"),
+    ("llama", {"num_attention_heads": 0}, "`num_attention_heads` is 0"),
+    ("llama", {"num_hidden_layers": 0}, "`num_hidden_layers` is 0"),
+    ("llama", {"rms_norm_eps": 0.0}, "`rms_norm_eps` is 0.0"),
+    ("llama", {"rope_parameters": {"rope_type": {}}}, "rotations are scaled by {}"),
+    ("llama", {"rope_parameters": None, "rope_theta": 0}, "`rope_theta` is 0"),
+    ("llama", {"rotary_emb_base": 300}, "`rotary_emb_base` is 300"),
+    ("llama", {"scale_attn_weights": False}, "`scale_attn_weights` is False"),
+    ("llama", {"architectures": "MistralForCausalLM"}, "`architectures` 'MistralForCausalLM'"),
+    # `rope_scaling` counts for the library, which then has a base of 10,000.
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+        "`rope_scaling` has 10000.0 for `rope_theta`, and `rope_parameters` 1000.0",
+    ),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 0}}},
+        "`rope_theta` is 0",
+    ),
+    ("gemma2", {"hidden_activation": None, "hidden_act": "relu"}, "`hidden_act` is 'relu'"),
+    (
+        "llama",
+        {
+            "rope_scaling": {
+                "full_attention": {"rope_theta": 5.0},
+                "rope_type": "linear",
+                "factor": 3.0,
+                "rope_theta": 1e3,
+            }
+        },
+        "`rope_scaling` has {'rope_theta': 5.0} for `full_attention`",
+    ),
+    ("phi3", {"rotary_pct": 0.5}, "`rotary_pct` is 0.5"),
+    ("mixtral", {"num_experts": 3}, "`num_local_experts` is 4 and `num_experts`, another name of it, 3"),
+    ("gpt2", {"num_attention_heads": 2}, "`n_head` is 4 and `num_attention_heads`, another name of it, 2"),
+    ("gpt_neox", {"head_dim": 2}, "`head_dim` is 2"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "`query_pre_attn_scalar` is 0"),
+    ("qwen3", {"per_layer_config": {"0": {"sliding_window": 2}}}, "`per_layer_config` is {'0'"),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+        "`rope_parameters` does not say of which layers",
+    ),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
+        "`truncate` is False",
+    ),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": {"type": "linear"}}},
+        "rotations of local layers are scaled by 'linear'",
+    ),
 ]
 
 
@@ -208,11 +284,60 @@ def test_what_is_not_computed_is_refused_by_its_key(family, keys, fact, tmp_path
     assert fact in error.fact and str(folder) in error.fact and error.fix
 
 
+@pytest.mark.parametrize(("name", "usual"), [("gelu_fast", "gelu_tanh"), ("gelu_python", "gelu")])
+def test_other_names_of_an_activation_are_read(name, usual, tmp_path):
+    assert interop.read_config(write(tmp_path / "made", "llama", hidden_act=name)).activation == usual
+
+
+FIRST_LENGTH = {"original_max_position_embeddings": 5}  # Phi-3 has it beside RoPE's keys
+
+
+def test_a_size_that_does_not_fit_is_an_error_that_names_the_file(tmp_path):
+    folder = write(tmp_path / "odd", "llama", head_dim=5)
+    error = error_of(lambda: interop.read_config(folder), wf.DimError)
+    assert "`d_kv` is 5" in error.fact and str(folder / "config.json") in error.state
+
+
+def test_longrope_is_read_by_its_first_name_and_asks_for_a_number_of_each_wave(tmp_path):
+    named = {key: value for key, value in LONG.items() if key != "rope_type"} | {"type": "su"}
+    model = interop.read_config(
+        write(tmp_path / "su", "phi3", rope_parameters=None, rope_scaling=named, **FIRST_LENGTH)
+    )
+    assert (model.rotary_scaling, model.rotary_long, model.rotary_length) == ("longrope", "1.25 4.0", 5)
+    assert model.rotary_amplitude == pytest.approx((1 + np.log(32 / 5) / np.log(5)) ** 0.5)
+    folder = write(
+        tmp_path / "three", "phi3", rope_parameters={**LONG, "short_factor": [1.0, 1.0, 1.0]}, **FIRST_LENGTH
+    )
+    error = error_of(lambda: interop.read_config(folder), wf.DimError)
+    assert "`rotary_short` has 3 numbers, and a head of 4 channels that turn has 2 waves" in error.fact
+
+
+def test_a_text_is_not_continued_over_where_longrope_turns_all_keys_otherwise(tmp_path):
+    model = interop.load(write(tmp_path / "long", "phi3", rope_parameters=LONG, **FIRST_LENGTH))
+    error = error_of(lambda: decode.generate(model, [[5, 6, 7]], max_new_tokens=3), wf.DimError)
+    assert "3 tokens and 3 more go beyond 5 positions" in error.fact and "at most 2 tokens" in error.fix
+    assert decode.generate(model, [[5, 6, 7]], max_new_tokens=2).tokens.shape == (1, 2)
+
+
 @pytest.mark.parametrize("name", ["gptj", "llama4", "gemma3", "gpt_oss"])
 def test_a_family_that_is_not_read_is_named_with_what_differs(name, tmp_path):
     folder = write(tmp_path / name, "llama", model_type=name)
     error = error_of(lambda: interop.load(folder), interop.WeightsError)
     assert DIFFERS[name] in error.fact and "did you mean" not in str(error)
+
+
+def test_of_an_unknown_family_the_keys_are_named_that_change_numbers(tmp_path):
+    keys = {
+        "n_routed_experts": 8,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": None,
+        "qk_norm": False,
+        "use_cache": True,
+    }
+    folder = write(tmp_path / "new", "llama", model_type="brand_new", vision_config={"depth": 3}, **keys)
+    error = error_of(lambda: interop.load(folder), interop.WeightsError)
+    assert "`first_k_dense_replace`, `n_routed_experts`, " in error.fact and "`vision_config`" in error.fact
+    assert not any(f"`{key}`" in error.fact for key in ("kv_lora_rank", "qk_norm", "use_cache", "rope_parameters"))
 
 
 def test_no_family_is_both_read_and_not():

@@ -162,6 +162,8 @@ def test_every_class_of_the_family_is_read(written, tmp_path):
     ("name", "key", "value"),
     [("llama", "sliding_window", 4096), ("llama", "attn_logit_softcapping", 50.0), ("llama", "logit_scale", 0.06),
      ("llama", "hidden_activation", "gelu_pytorch_tanh"), ("llama", "num_local_experts", 8), ("gpt2", "rotary_dim", 64),
+     ("t5", "is_causal", False), ("switch", "is_causal", False), ("switch", "decoder_sparse_step", 1),
+     ("t5", "transformers_weights", "other.safetensors"),
      ("llama", "partial_rotary_factor", 0.5), ("t5", "quantization_config", {"bits": 4})],
 )  # fmt: skip
 def test_a_key_of_another_family_that_changes_numbers_is_refused(name, key, value, tmp_path):
@@ -198,6 +200,16 @@ def test_a_name_of_a_file_that_cannot_be_is_an_error_that_names_the_index(name, 
     index.write_text(json.dumps({"weight_map": {"shared.weight": name}}))
     error = refused(folder)
     assert str(index) in error.fact and len(error.fact) < 600
+
+
+def test_names_that_a_file_chose_neither_fill_the_screen_nor_command_it(tmp_path):
+    def extra(name):
+        return lambda found: found.update({name: np.ones(2, "float32")})
+
+    error = refused(changed(tmp_path, "t5", change=extra("y" * 100_000)))
+    assert "has no place in a t5" in error.fact and len(str(error)) < 1000
+    error = refused(changed(tmp_path, "t5", change=extra("\x1b[2Jx")))
+    assert "tensor `\\x1b[2Jx` in" in error.fact and "\x1b" not in str(error)
 
 
 @pytest.mark.parametrize("key", ["n_layer", "n_embd", "vocab_size"])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from tests.interop.families import CASES, batch_of, tokens_of
+from tests.interop.families import CASES, batch_of, memory_of, tokens_of
 from tests.interop.folders import TOLERANCE, config, same_bits, tensors
 from weft import decode, interop
 
@@ -43,6 +43,13 @@ def test_a_model_of_any_sizes_is_that_of_transformers_and_goes_back(family, name
     np.testing.assert_allclose(
         make_families.results_of(again, tokens_of(family))["logits"], wanted["logits"], atol=TOLERANCE, rtol=0
     )
+
+
+def test_cross_attention_to_what_an_encoder_made_is_that_of_transformers(tmp_path):
+    wanted = make_families.crossed_logits(tmp_path / "theirs")
+    ours = interop.load(tmp_path / "theirs")
+    found = np.asarray(ours.logits(tokens_of("gpt2"), memory=memory_of()).array)[..., :61]
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

@@ -87,6 +87,7 @@ def test_a_model_from_several_files_is_the_same(tmp_path):
         ("llama-1b", {"bias": "q k v o", "tied": True, "tied_scale": False}),
         ("t5-small", {"experts": 4, "every": 2}),
         ("t5-small", {"experts": 4, "tied": False}),
+        ("t5-small", {"gated": True, "activation": "gelu"}),
     ],
 )
 def test_a_model_made_here_is_written_and_read_again(name, changes, tmp_path):
@@ -95,7 +96,7 @@ def test_a_model_made_here_is_written_and_read_again(name, changes, tmp_path):
     model = models.init(made, jax.random.key(0))
     interop.save(model, tmp_path / "made")
     again = interop.load(tmp_path / "made")
-    assert again.config.param_count == made.param_count
+    assert (again.config.param_count, again.config.activation) == (made.param_count, made.activation)
     for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(again), strict=True):
         rows = slice(0, 30) if 128 in a.shape else slice(None)  # the padding of the vocab is not written
         np.testing.assert_array_equal(np.asarray(a)[rows], np.asarray(b)[rows])
@@ -153,6 +154,16 @@ def test_an_empty_folder_is_filled_and_missing_ones_are_made(tmp_path):
         assert (folder / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("target", ["there", "nowhere"])
+def test_a_link_is_no_place_for_a_folder(target, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    error = error_of(lambda: interop.save(loaded("gpt2"), tmp_path / "link"), interop.WeightsError)
+    assert error.fact.startswith(f"{tmp_path / 'link'} is a link") and "name a new folder" in error.fix
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+    assert not list((tmp_path / "there").iterdir())
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
@@ -192,7 +203,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
         ("t5-small", {"embedding_scale": True}, "embedding_scale=True"),
         ("t5-small", {"scale_scores": True}, "scale_scores=True"),
         ("t5-small", {"bias": "in out"}, "bias='in out'"),
-        ("t5-small", {"gated": True, "activation": "gelu"}, "activation='gelu'"),
         ("t5-small", {"experts": 4, "every": 3, "layers": 3}, "every=3"),
         ("t5-small", {"experts": 4, "gating": "top2"}, "gating='top2'"),
         ("t5-small", {"experts": 4, "gated": True}, "gated=True"),

@@ -6,7 +6,9 @@ import pytest
 
 import weft as wf
 from weft import models
+from weft.models.decoding import TOKENS, decode_tokens
 from weft.plan import DecodePlan
+from weft.text import time_text
 
 EIGHT = "heads:x,d_ff:x,vocab:x"
 
@@ -87,6 +89,49 @@ def test_a_token_is_planned_beside_one_processor():
     assert found["weights_dtypes"] == ["float32"]
     assert "sent for a token: 5 all_reduce over x, " in str(both) and "one processor" in str(both)
     assert "one processor" not in str(DecodePlan(alone, alone, context=32))
+
+
+# Milliseconds a token of `decode.generate`, measured on one H200 (benchmarks/README.md); the plan was fitted to none.
+@pytest.mark.quick("6-1-0.209", "6-64-0.411")
+@pytest.mark.parametrize(
+    ("layers", "batch", "measured"), [(6, 1, 0.209), (6, 64, 0.411), (24, 1, 0.675), (24, 8, 0.759), (24, 64, 1.46)]
+)
+def test_a_token_of_generate_is_planned_as_its_loop_has_it(layers, batch, measured):
+    sizes = dict(layers=layers, d_model=1024, heads=16, d_kv=64, d_ff=4096, vocab=32768, length=1024)
+    step, args = models.decode_step(models.LMConfig(name="decoding", param_dtype="bfloat16", **sizes), 384, batch)
+    program = wf.trace(wf.spmd(decode_tokens, mesh="x=1", layout="", donate="cache"), *args)
+    called, loop = (wf.Plan(traced, "h200") for traced in (wf.trace(step, *args), program))
+    both = DecodePlan(called, called, context=384, loop=loop)
+    assert 0.8 < both.generated_seconds * 1e3 / measured < 1.25
+    assert loop.memory.peak > called.memory.peak + (layers - 1) * 24 * 1024**2  # the layers, given and prepared
+    assert f"by `decode.generate`: {time_text(both.generated_seconds)} a token" in str(both)
+
+
+def test_what_generate_prepares_before_its_loop_is_no_part_of_a_token():
+    _, args = models.decode_step(tiny("tiny-moe", layers=2), 32, 1)
+    program = wf.trace(wf.spmd(decode_tokens, mesh="x=1", layout="", donate="cache"), *args)
+    loop = wf.Plan(program, "h100")
+    (least, *_, most) = sorted({op.count for op in loop.ops})
+    assert (least, most) == (1, TOKENS)
+    token = DecodePlan(loop, loop, context=32, loop=loop).generated_seconds
+    in_loop = sum(op.seconds for op in loop.ops if op.count == TOKENS)
+    assert token == pytest.approx(in_loop / TOKENS) and in_loop < loop.seconds
+
+
+@pytest.mark.parametrize("name", ["tiny-lm", pytest.param("tiny-mt", marks=pytest.mark.slow)])
+def test_a_cache_of_queries_is_split_as_they_are(name):
+    config, layout = tiny(name), "queries:x"
+    fn, args = models.decode_step(config, 32, 2, layout=layout)
+    split = wf.trace(fn, *args, mesh="x=8", layout=layout)
+    alone = wf.trace(fn, *models.decode_step(config, 32, 2)[1])
+    own, whole = (
+        [array.bytes for array in program.memory.cache if "segments" not in array.name] for program in (split, alone)
+    )
+    assert own == [size // 8 for size in whole] and len(own) == (2 if name == "tiny-lm" else 4)
+    fn, args = models.decode_step(config, 32, 2)
+    with pytest.raises(wf.LayoutError, match="was made for heads called so") as told:
+        wf.trace(fn, *args, mesh="x=8", layout=layout)
+    assert "models.decode_step(config, context, layout=layout)" in told.value.fix
 
 
 def test_one_sequence_on_eight_processors_runs_and_gives_the_tokens_of_one():

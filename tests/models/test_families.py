@@ -20,7 +20,8 @@ KINDS = {
     "scores by layer": dict(scale_by_layer=True, gated=True, bias="q k v in gate out"),
     "experts": dict(layers=6, experts=4, every=2, gating="dropless", normalised=False, expert_ff=16, gated=True,
                     pattern="local local global", window=4, balance_loss=0.0),
-    "experts and more": dict(layers=5, experts=4, gating="dropless", pattern="local global", window=4, gated=True),
+    "experts and more": dict(layers=5, experts=4, gating="dropless", pattern="local global", window=4, gated=True,
+                             scoring="sigmoid", choice_bias=True, routed_scale=2.5, shared_experts=1),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 61, (8, 16))
 SCRATCH = 1e-5  # float32 sums of at most a few hundred terms, in another order
@@ -107,6 +108,13 @@ def test_what_is_decoded_with_the_cache_is_what_the_whole_model_says(kind):
     found = np.asarray(decode.generate(model, prompts, max_new_tokens=8).tokens)
     logits = np.asarray(model.logits(np.concatenate([prompts, found], axis=1)).array)
     np.testing.assert_array_equal(found, logits[:, 5:-1, :61].argmax(-1))
+
+
+@pytest.mark.parametrize("pattern", ["local local global local", "global local local global", "local global local"])
+@pytest.mark.parametrize("layers", [2, 4, 7, 8])
+def test_a_pattern_whose_ends_are_alike_is_repeated_whole(pattern, layers):
+    kinds = config_of("local and global", pattern=pattern, layers=layers).layer_kinds
+    assert [kinds[i % len(kinds)] for i in range(layers)] == (pattern.split() * layers)[:layers]
 
 
 def test_one_kind_of_layers_is_a_model_without_a_pattern():

@@ -38,6 +38,7 @@ def test_the_largest_has_the_papers_parameters_and_the_scales_of_its_norms():
 
 
 PUBLISHED = {
+    "llama-70b": 70_553_706_496,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-0.6b": 596_049_920,
@@ -49,6 +50,14 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_as_many_parameters_as_the_model_it_is_named_after(name):
     assert models.preset(name).param_count == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama-1b", marks=pytest.mark.slow), "qwen3-0.6b", "gemma3-1b"])
+def test_a_tied_preset_begins_as_if_it_knew_nothing(name):
+    small = dict(d_model=256, d_ff=64, layers=1, heads=1, vocab=512, batch=2, length=16, dtype="float32", dropout=0.0)
+    model = models.init(models.preset(name, **small, param_dtype="float32"), jax.random.key(0))
+    loss = model.loss({"tokens": np.arange(32).reshape(2, 16)})
+    assert abs(float(loss) - math.log(512)) < 0.5
 
 
 CHANGES = [{}, {"tied": True}, {"scanned": False}, {"layers": 3, "tied": True, "d_ff": 40}, {"levels": 3, "heads": 2}]
@@ -121,6 +130,8 @@ def test_changes_are_made_field_by_field_and_a_configuration_cannot_be_changed_l
         ("gpt", {}, "there is no preset 'gpt'", "did you mean `gpt2`?"),
         (3, {}, "there is no preset 3", "`gpt2`, `gpt2-large`"),
         ("lm-0.14b", {"lenght": 3}, "this model has no `lenght` to change", "did you mean `length`?"),
+        ("llama-8b", {"kv_heads": 8}, "this model has no `kv_heads` to change", "`heads`, which counts heads of keys"),
+        ("lm-0.14b", {"hidden_size": 8}, "this model has no `hidden_size` to change", "write `d_model`"),
         ("lm-0.14b", {"length": -3}, "`length` is -3, which is no size", "give a whole number, e.g. `length=8`"),
         ("lm-0.14b", {"heads": 0}, "`heads` is 0, which is no size", "e.g. `heads=8`"),
         ("lm-0.14b", {"heads": 2.0}, "`heads` is 2.0, which is no size", "e.g. `heads=8`"),

@@ -78,7 +78,7 @@ def cases() -> list[Any]:
     So are attention, which whole models have under layouts (tests/grid), losses (test_loss.py) and layers of layers.
     """
     slow = {(family, place) for family in FAMILIES for place in (*PLACES[1:], *MORE)}
-    slow |= {(family, PLACES[0]) for family in ("attention", "losses", "recurrent", "composed")}
+    slow |= {(family, PLACES[0]) for family in ("attention", "losses", "recurrent", "composed", "experts")}
     return [
         pytest.param(
             family, place, id=f"{family} {' '.join(place)}", marks=[pytest.mark.slow] * ((family, place) in slow)

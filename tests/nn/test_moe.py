@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import weft as wf
 from tests.ops.test_meanings import EPS
 from tests.programs.everywhere import sends, total
 from weft import nn
+from weft.nn.weights import mark_frozen
 
 from .cases import GATINGS, B, D, E, F, T, X, made, normal
 
@@ -99,6 +101,47 @@ def test_any_number_of_experts_may_have_a_token(top_k, capacity):
     want, want_told = reference(layer, np.asarray(X.array), room)
     np.testing.assert_allclose(got.array, want, **CLOSE)
     assert {name: float(value.array) for name, value in told.items()} == pytest.approx(want_told, rel=64 * EPS)
+
+
+BIAS = wf.tensor(np.array([-3.0, 0.1, -0.2, 0.3, 0.0, -0.4, 0.2, -2.0], "float32"), [E.renamed("router")])
+
+
+@pytest.mark.quick("True-dropless")
+@pytest.mark.parametrize("gating", ["top_k", "dropless"])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_scored_by_themselves_are_chosen_with_a_bias_that_their_shares_lack(gating, normalised):
+    """As DeepSeek-V3's, by a loop over tokens; under a layout too, and with padding no expert more."""
+    how = dict(gating=gating, top_k=3, normalised=normalised, scoring="sigmoid", choice_bias=True, routed_scale=2.5)
+    layer = made(nn.MixtureOfExperts(D, F, E, **how))
+    layer = eqx.tree_at(lambda m: m.choice_bias, layer, mark_frozen(wf.parameter(BIAS.array, BIAS.dims)))
+    x = np.asarray(X.array, "float64")
+    share = 1 / (1 + np.exp(-x @ np.asarray(layer.gate.array, "float64")))
+    want = np.zeros(x.shape)
+    for place in np.ndindex(x.shape[:2]):
+        best = np.argsort(-(share[place] + np.asarray(BIAS.array)))[:3]
+        parts = 2.5 * share[place][best] / (share[place][best].sum() if normalised else 1)
+        want[place] = sum(part * by_expert(layer, e, x[place]) for part, e in zip(parts, best, strict=True))
+    run = lambda m, x: m.run(x, drops=False)[0]  # noqa: E731
+    found = jax.jit(run)(layer, X)
+    np.testing.assert_allclose(found.array, want, **CLOSE)
+    split = wf.spmd(run, mesh="x=2,y=2", layout="batch:x,experts:x,d_ff:y")(layer, X)
+    np.testing.assert_allclose(split.array, want, **CLOSE)
+    slopes = wf.grad(lambda m: wf.sum(run(m, X), over=X.dims))(layer)
+    assert slopes.choice_bias is None and np.abs(slopes.gate.array).max() > 0
+
+
+def test_experts_beyond_a_padding_are_never_chosen():
+    """A sigmoid of padding is no share, also where a bias makes all others small."""
+    few = wf.Dim("experts", 5)
+    how = dict(gating="dropless", top_k=2, scoring="sigmoid", choice_bias=True)
+    plain, padded = (made(nn.MixtureOfExperts(D, F, dim, **how)) for dim in (few, few.padded_to(8)))
+    low = np.full(5, -9.0, "float32")
+    for layer in (plain, padded):
+        router = layer.gate.dims[1]
+        bias = wf.parameter(np.pad(low, (0, router.size - 5)), [router])
+        object.__setattr__(layer, "choice_bias", mark_frozen(bias))
+    want, found = (jax.jit(lambda m, x: m.run(x)[0])(layer, X) for layer in (plain, padded))
+    np.testing.assert_allclose(found.array, want.array, **CLOSE)
 
 
 @pytest.mark.parametrize("gating", GATINGS)

@@ -48,6 +48,19 @@ def test_rotations_turn_channel_i_with_channel_i_plus_half(base):
     np.testing.assert_allclose(got.array, np.concatenate([turned.real, turned.imag], -1), rtol=0, atol=16 * 8 * EPS)
 
 
+@pytest.mark.parametrize("length", [16, 15])
+def test_longrope_slows_each_wave_by_a_number_that_goes_by_the_last_position(length):
+    stretch = nn.position.RopeScaling(4.0, 1.0, 4.0, length, "longrope", 1.25, short=(1, 2, 3, 4), long=(2, 5, 6, 8))
+    x, at = normal([wf.Dim("length", 16), wf.Dim("d_kv", 8)], 3), np.arange(16)
+    pairs = np.asarray(x.array[:, :4]) + 1j * np.asarray(x.array[:, 4:])
+    speed = 10_000.0 ** (-np.arange(4) / 4) / np.array(stretch.short if length == 16 else stretch.long)
+    turned = 1.25 * pairs * np.exp(1j * at[:, None] * speed)
+    run = lambda x: nn.rope(x, wf.arange(x.dim("length"), like=x), stretch=stretch)  # noqa: E731
+    for got in (run(x), wf.spmd(run, mesh="x=2", layout="length:x")(x)):
+        want = np.concatenate([turned.real, turned.imag], -1)
+        np.testing.assert_allclose(got.array, want, rtol=0, atol=16 * 8 * EPS)
+
+
 def test_rope_is_still_found_under_its_earlier_name_which_is_said_to_have_changed():
     with pytest.warns(wf.WeftWarning, match="`nn.rotated` is now `nn.rope`") as heard:
         assert nn.rotated is nn.rope

@@ -12,6 +12,7 @@ from .cases import IDS, D, E, F, H, T, V, X
 KEY = jax.random.key(0)
 TABLE = nn.Embedding(V, D, key=KEY)
 HERE = wf.arange(T)
+RECURRENT = nn.GRU(D, F, key=KEY)
 
 
 def loss(**how):
@@ -58,6 +59,17 @@ WRONG = {
     "a norm of another size": (lambda: nn.RMSNorm(D.resized(8), key=KEY)(X), "same size"),
     "a map from what is not there": (lambda: nn.Linear(F, D, key=KEY)(X), "use one of"),
     "a map to what is there": (lambda: nn.Linear(D, T, key=KEY)(X), "x.rename(length='length_in')"),
+    "feed-forward with its d_ff": (lambda: nn.FeedForward(D, T, key=KEY)(X), "x.rename(length='length_in')"),
+    "experts with their d_ff": (
+        lambda: nn.MixtureOfExperts(D, IDS.dims[0], E, key=KEY)(X),
+        "x.rename(batch='batch_in')",
+    ),
+    "attention with its heads": (lambda: nn.Attention(D, IDS.dims[0], F, key=KEY)(X), "x.rename(batch='batch_in')"),
+    "logits of what has a vocab": (lambda: nn.Embedding(T, D, key=KEY).logits(X), "x.rename(length='length_in')"),
+    "a state with its gates": (lambda: RECURRENT(X.rename(batch="gates")), "x.rename(gates='gates_in')"),
+    "a recurrent layer of an array": (lambda: RECURRENT(X.array), "wf.tensor"),
+    "patches of an array": (lambda: nn.Patches(D, F, {"length": 2}, key=KEY)(X.array), "wf.tensor"),
+    "a recurrent layer in a sequence": (lambda: nn.Sequential([RECURRENT, nn.Linear(F, D, key=KEY)])(X), "`[0]` of it"),
     "a map of an array": (lambda: nn.Linear(D, F, key=KEY)(X.array), "wf.tensor"),
     "a map of names": (lambda: nn.Linear("d_model", "d_ff", key=KEY), "wf.Dim('d_model', 8)"),
     "a map from a dim twice": (lambda: nn.Linear([D, D], F, key=KEY), "d_model_2"),
@@ -80,7 +92,7 @@ WRONG = {
     "smoothing below 0": (lambda: loss(smoothing=-0.1), "from 0 and below 1"),
     "a z-loss below 0": (lambda: loss(z_loss=-1.0), "from 0"),
     "targets that are floats": (lambda: nn.cross_entropy(TABLE.logits(X), wf.cast(IDS, "float32")), "wf.cast"),
-    "a loss without a vocab": (lambda: nn.cross_entropy(X, IDS), "use one of"),
+    "a loss without a vocab": (lambda: nn.cross_entropy(X, IDS), "`over='d_model'`"),
 }
 
 

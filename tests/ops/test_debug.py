@@ -1,5 +1,7 @@
 """Printing global values once, and checks that raise after the call."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -80,6 +82,27 @@ def test_a_check_in_someones_own_jit_raises_there_and_nowhere_else():
         jax.block_until_ready(inside(X).array)
         jax.effects_barrier()
     wf.spmd(lambda x: (wf.check(x >= 0, "yes"), x)[1], mesh="x=2", layout="batch:x")(X)
+
+
+def _check_and_send(x):
+    """Sends in and after a loop that checks: a processor that stops there leaves the others waiting for it."""
+
+    def turn(carry, column):
+        wf.check(column < 21, "large", row=column)
+        return carry + column * wf.sum(column, over=B), None
+
+    return wf.sum(wf.scan(turn, wf.sum(x, over=D) * 0, x, over=D)[0], over=B)
+
+
+def test_a_check_raises_where_the_gradient_is_taken_outside_the_region():
+    run = wf.value_and_grad(wf.spmd(_check_and_send, mesh="x=4", layout="batch:x"))
+    with pytest.raises(wf.CheckError, match=r"check failed: large at \[batch=6\] \(row=24.0\)") as error:
+        run(X)
+    assert f"{Path(__file__).name}:" in str(error.value)
+    value, _ = run(X * 0.5)  # nothing is left behind, and good values pass
+    np.testing.assert_allclose(value.array, _check_and_send(X * 0.5).array, rtol=1e-6)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="check failed: large"):
+        jax.block_until_ready(jax.jit(run)(X)[0].array)
 
 
 @pytest.mark.parametrize("layout", ["batch:x", "batch:x+y"])

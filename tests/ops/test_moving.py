@@ -134,7 +134,7 @@ WRONG = [
     (lambda: wf.split(x, length=[wf.Dim("a", 3), wf.Dim("b", 2)]), "does not split into [a=3 b=2]", "multiply to 8"),
     (lambda: wf.merge(x, ["batch", "length"], into=wf.Dim("both", 100)), "merged into", "a dim of size 128"),
     (lambda: wf.update(x, wf.sum(x, over="length"), over="length", at=8), "[8, 9) into `length`", "between 0 and 7"),
-    (lambda: x[0], "was indexed with 0", 'x["length", 3:7]'),
+    (lambda: x[0], "was indexed with 0", 'x["batch", 3:7]'),
     (lambda: x["length", 8], "place 8 of `length` (size 8)", "from 0 to 7"),
     (lambda: x["length", 5:5], "is empty", "at least one"),
     (lambda: x["length", ::0], "with step 0", "not 0"),

@@ -93,3 +93,14 @@ def test_a_result_that_would_have_two_dims_on_one_axis_is_still_refused():
     run = wf.spmd(lambda t, i: wf.take(t, i, over="vocab"), mesh="x=4", layout="d:x,batch:x")
     with pytest.raises(wf.LayoutError, match="`x`"):
         run(table, ids)
+
+
+@pytest.mark.parametrize("layout", ["vocab:x+y,stream:x", "vocab:y+x,stream:x", "vocab:x+y,stream:y"])
+def test_a_sum_that_is_scattered_over_one_axis_is_summed_over_the_others(layout):
+    stream = wf.Dim("stream", 4, follows="length")
+
+    def rows(table, ids):
+        return wf.take(table, ids, over="vocab", rename={"length": stream})
+
+    found = wf.spmd(rows, mesh="x=2,y=2", layout=layout)(table, ids)
+    np.testing.assert_array_equal(np.asarray(found.array), np.asarray(rows(table, ids).array))

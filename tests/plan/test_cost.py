@@ -10,7 +10,8 @@ import weft as wf
 from weft import models
 from weft.plan import HARDWARE, Hardware, Link, links, roofline
 from weft.plan.attention import FusedGroup
-from weft.plan.traffic import Kernel, kernels
+from weft.plan.kernel import Kernel
+from weft.plan.traffic import kernels
 from weft.program.ledger import Row
 
 from .nets import STAGED_ARGS, staged
@@ -303,6 +304,24 @@ def test_a_ragged_product_is_dense_but_on_a_tpu():
     own = 2 * 4096 * 1024 * 1024
     flops = {name: sum(k.flops for k in kernels(program.reading, HARDWARE[name])) for name in ("h100", "v5p")}
     assert flops == {"h100": 8 * own, "v5p": own}
+
+
+def dropless_plan(hardware, layout):
+    config = models.preset("tiny-moe", gating="dropless", top_k=2, dtype="bfloat16", batch=16)
+    loss = lambda model, batch: model.loss(batch)  # noqa: E731
+    args = models.shapes(config), config.batch_shapes()
+    return wf.Plan(wf.trace(wf.value_and_grad(loss), *args, mesh="x=4", layout=layout), hardware)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "v5p"])
+def test_dropless_experts_compute_what_even_routing_gives_a_processor(hardware):
+    whole, split = (dropless_plan(hardware, layout) for layout in ("batch:x", "batch:x,experts:x"))
+    own = {
+        plan: sum(k.flops for k in kernels(plan.program.reading, plan.hardware) if k.kind == "product")
+        for plan in (whole, split)
+    }
+    assert own[split] == pytest.approx(own[whole])
+    assert split.mfu * split.seconds == pytest.approx(whole.mfu * whole.seconds)
 
 
 def test_a_tpu_does_elementwise_work_inside_products():

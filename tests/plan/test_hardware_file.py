@@ -12,8 +12,8 @@ from weft import WeftError
 from weft.plan import HARDWARE, hardware, links, roofline, this_machine
 from weft.plan.hardware import measured_hardware
 from weft.plan.hardware_file import hardware_toml
+from weft.plan.kernel import Kernel
 from weft.plan.measured import fitted_link, hardware_from, measure_devices
-from weft.plan.traffic import Kernel
 from weft.program.ledger import Row
 
 from .test_hardware import MEASURED

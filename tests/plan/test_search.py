@@ -3,9 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import html
 import itertools
 import json
 import random
+import re
+import sys
 import types
 import warnings
 
@@ -24,6 +27,7 @@ from weft.plan.candidates import Trial
 from weft.plan.choices import Choices, shapes
 from weft.plan.compose import Composer, Facts, Held
 from weft.plan.facts import facts_of
+from weft.plan.first import first_layouts
 from weft.plan.roofline import BESIDE
 
 from .nets import ARGS, DIMS, STAGED_ARGS, loss, staged, step
@@ -245,35 +249,87 @@ def test_it_says_why_the_others_lost_and_is_plain_values():
     wanted = {"mesh", "layout", "seconds", "memory_bytes", "fits", "mfu", "why"}
     assert all(wanted <= plan.keys() for plan in plain["plans"])
     assert plain["searched"] == plain["traced"] + plain["pruned"]
+    assert re.fullmatch(rf"Ranking\({found.searched} legal layouts on .*: {found.best.text} takes .*s\)", repr(found))
 
 
-def test_interrupted_it_gives_the_best_so_far():
+SLOW_SEARCH = dict(processors=8, hardware=MACHINES["slow in all"], dims=DIMS, workers=1)
+SEARCHED = 343
+"""Legal layouts of `DIMS` on all meshes of 8 processors."""
+
+
+def assert_stopped(found, why):
+    """What is left of a search that was stopped says what it did not see."""
+    assert found.stopped == why and not found.is_complete and found.best.fits and found.traced >= len(found) >= 1
+    assert found.searched == SEARCHED == found.traced + found.pruned + found.not_seen
+    assert found.pruned >= 0 and f"{found.not_seen:,} NOT SEEN" in str(found)
+    assert (found.to_dict()["not_seen"], found.to_dict()["stopped"]) == (found.not_seen, why)
+
+
+@pytest.mark.quick("rules of one axis")
+@pytest.mark.parametrize("stage", ["rules of one axis", "meshes", "layouts"])
+def test_interrupted_it_gives_the_best_so_far(stage):
     def interrupt(at):
-        if at.best is not None:
+        if at.best is not None and at.stage == stage and at.done >= 2:
             raise KeyboardInterrupt
 
-    found = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, progress=interrupt)
-    assert not found.is_complete and len(found) >= 1 and "interrupted" in str(found)
-    assert found.not_seen > 0 and f"{found.not_seen:,} NOT SEEN" in str(found)
-    assert found.searched == found.traced + found.pruned + found.not_seen
-    assert found.to_dict()["not_seen"] == found.not_seen and found.to_dict()["stopped"] == "interrupted"
+    found = search(step, *ARGS, progress=interrupt, **SLOW_SEARCH)
+    assert_stopped(found, "interrupted")
+    assert found.not_seen > 0 and "interrupted: the best so far" in str(found)
 
-    def at_once(at):
+
+def test_interrupted_before_there_is_an_answer_it_has_none():
+    def interrupted(params, x):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, progress=at_once)
+        search(interrupted, *ARGS, processors=8)
+
+
+def test_after_its_time_it_traces_no_more_sets_of_rules_and_says_what_it_did_not_see():
+    told = []
+    found = search(step, *ARGS, seconds=0, progress=told.append, **SLOW_SEARCH)
+    assert [at.done for at in told] == [1] and found.traced == 1
+    assert_stopped(found, "late")
+    assert found.not_seen == SEARCHED - 1 and "its time was up" in str(found)
 
 
 @pytest.mark.slow
-def test_after_its_time_it_gives_the_best_so_far_and_says_what_it_did_not_see():
-    found = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, seconds=0, workers=1)
-    assert found.stopped == "late" and found.traced == 1 and found.best.fits
-    assert found.searched == found.traced + found.pruned + found.not_seen and found.not_seen > 0
-    assert "its time was up" in str(found)
-    whole = search(step, *ARGS, processors=8, hardware=MACHINES["slow in all"], dims=DIMS, seconds=1000, workers=1)
-    assert whole.is_complete and whole.not_seen == 0 and "NOT SEEN" not in str(whole)
-    assert whole.searched == found.searched
+def test_with_time_enough_it_sees_all():
+    found = search(step, *ARGS, seconds=1000, **SLOW_SEARCH)
+    assert found.is_complete and found.not_seen == 0 and "NOT SEEN" not in str(found) and found.searched == SEARCHED
+
+
+def test_the_first_layout_traced_is_a_plain_one_that_fits():
+    told = []
+    search(step, *ARGS, processors=8, hardware="h100", dims=DIMS, progress=told.append, seconds=0, workers=1)
+    assert (str(told[0].best.mesh), str(told[0].best.layout)) == ("x=8", "batch:x")
+    program, mesh = traced({"x": 1}, ""), [wf.Mesh("x=2,y=4")]
+    choices, whole = Choices(program, ARGS, DIMS), facts_of(Plan(program, H100))
+    plain, smallest = (
+        choices.layout([choices.sets[i] for i in sets], ["x", "y"])
+        for _, sets in first_layouts(choices, whole, mesh, 10**9, all_axes=False)
+    )
+    assert str(plain) == "batch:x+y" and len(smallest.axes) == 2
+    ((_, only),) = first_layouts(choices, whole, mesh, 1, all_axes=False)  # nothing fits: the smallest alone
+    assert choices.layout([choices.sets[i] for i in only], ["x", "y"]) == smallest
+
+
+def test_the_time_is_up_while_a_variant_is_taken_up(monkeypatch):
+    built, now = [], [0.0]
+    monkeypatch.setattr(sys.modules["weft.plan.search"], "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def build(count):
+        built.append(count)
+        return builds(count)
+
+    def late(at):
+        now[0] = 2.0 * (len(built) > 1 and at.stage == "rules of one axis")
+
+    how = dict(mesh="rows=2,cols=4", hardware=MACHINES["slow in all"], dims=DIMS[:3], workers=1)
+    found = search(build, choices={"count": [3, 1]}, progress=late, seconds=1, **how)
+    whole = search(builds, choices={"count": [3, 1]}, **how)
+    assert found.stopped == "late" and found.variants[1] == "count=1: NOT SEEN"
+    assert found.searched == whole.searched == found.traced + found.pruned + found.not_seen and found.pruned >= 0
 
 
 def test_the_front_has_what_no_other_beats_in_time_and_memory(all_plans):
@@ -293,7 +349,9 @@ def test_each_class_of_layouts_says_how_much_longer_its_best_takes():
     assert sum(each.count for each in found.classes) <= found.searched
     fsdp = classes["FSDP"]
     assert fsdp.times == fsdp.best.seconds / found.best.seconds and set(fsdp.best.layout.rules) <= {"batch"}
-    assert f"class: {fsdp}" in str(found) and fsdp.best.why in str(fsdp)
+    row = next(line for line in str(found).splitlines() if line.startswith("FSDP  "))
+    assert f"{fsdp.times:.2f}x" in row and fsdp.best.text in row and fsdp.best.why in str(fsdp)
+    assert str(fsdp) not in str(found) and html.escape(str(fsdp)) in found.page()
     assert found.to_dict()["classes"][0].keys() == {"name", "count", "times", "best"}
 
 

@@ -390,6 +390,7 @@ def test_a_ledger_made_of_rows_knows_its_axes():
     ledger = Ledger([row])
     assert ledger.totals() == ["over x: 6 KiB in 3 calls"]
     assert ledger.bytes("x") == ledger.bytes() == 6144
+    assert repr(ledger) == "Ledger(1 row, 6 KiB in 3 calls)"
 
 
 # ---- the models agree with an independent reading

@@ -573,7 +573,7 @@ def test_a_bound_function_brings_its_own_mesh():
 def test_repr_is_one_line():
     assert (
         repr(traced(net, *NET, layout="batch:rows,d_ff:cols"))
-        == "Program(mesh='rows=2,cols=4', layout='batch:rows,d_ff:cols', 1 collectives)"
+        == "Program(mesh='rows=2,cols=4', layout='batch:rows,d_ff:cols', 1 collective)"
     )
 
 

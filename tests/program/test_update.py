@@ -10,7 +10,7 @@ import pytest
 
 import weft as wf
 from tests.program.independent import QUICKLY, Sent, compiled, difference, walk
-from weft.program.update import Implied, implied
+from weft.program.update import Implied, find_implied
 from weft.spmd import Traced, bind
 
 B, IO, H = wf.dims(batch=16, io=32, hidden=24)
@@ -85,7 +85,7 @@ def update_rows(jaxpr, mesh_axes) -> list[Implied]:
         elif inner:
             found += [row for sub in inner for row in update_rows(sub, mesh_axes)]
         else:
-            found += implied(eqn, mesh_axes)
+            found += find_implied(eqn, mesh_axes)
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import weft as wf
 from tests.program.cases import B, D, F, H, K, L, M, T, V, shape, weight
+from weft import models
 from weft.text import flops_text
 
 ROWS_COLS = "rows=2,cols=4"
@@ -215,6 +216,20 @@ def test_useful_work_is_the_same_under_every_layout():
     for mesh, layout in [("x=2", "batch:x"), ("x=8", "d_ff:x"), ("x=2,y=2,z=2", "batch:x,d_ff:y,d_model:z")]:
         program = traced(loss, PARAMS, shape(B, D), mesh=mesh, layout=layout)
         assert program.flops_useful * program.mesh.size == 2 * product(B, D, F)
+
+
+def test_experts_work_on_the_rows_that_even_routing_gives_them():
+    config = models.preset("tiny-moe", gating="dropless", layers=1)
+    model, batch = models.shapes(config), config.batch_shapes()
+
+    def run(layout, mesh="x=4"):
+        return wf.trace(lambda model, batch: model.loss(batch, None), model, batch, mesh=mesh, layout=layout)
+
+    alone = run("", "x=1").flops
+    for layout in ("batch:x", "batch:x,experts:x"):
+        program = run(layout)
+        assert program.flops_useful * 4 == alone
+        assert program.flops == program.flops_useful
 
 
 # A block of a Transformer with heads of their own size; the ratios are of the work of one processor alone.

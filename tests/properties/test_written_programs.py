@@ -151,6 +151,7 @@ def serve_badly(connection, settings, is_wide):
         connection.send(("next", None))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_or_hangs_is_a_finding_and_the_run_goes_on(tmp_path):
     settings = Settings(seed=0, layouts=2, limit_s=3, folder=tmp_path, order=("control",))
     report = collect(Pool(1, settings, target=serve_badly), 12)

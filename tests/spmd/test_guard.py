@@ -73,12 +73,32 @@ def test_what_works_on_each_value_alone_is_the_same_on_slices(name):
     np.testing.assert_allclose(got.array, fn(x).array, rtol=1e-6, atol=2 * np.finfo("float32").eps)  # of up to 2
 
 
-def test_who_sends_by_hand_is_let_be():
-    def centre(x):
-        return jax.tree.map(lambda a: a - jax.lax.pmean(jnp.mean(a), "x"), x)
+def centre(array):
+    return array - jax.lax.pmean(jnp.mean(array), "x")
 
-    got = wf.spmd(centre, mesh="x=4", layout="batch:x")(x)
+
+def test_who_asks_for_the_slice_may_send_by_hand():
+    got = wf.spmd(lambda x: wf.local(centre, x, out=x.dims), mesh="x=4", layout="batch:x")(x)
     np.testing.assert_allclose(got.array, x.array - np.mean(x.array), rtol=1e-5, atol=1e-6)
+
+
+SENDS = {
+    "psum of a sum": lambda x: mapped(lambda a: jax.lax.psum(a, "x"))(wf.sum(x, over="batch")),
+    "psum of a tensor": lambda x: jax.lax.psum(wf.mean(x, over="batch"), "x"),
+    "psum of a gradient": lambda x: mapped(lambda a: jax.lax.psum(a, "x"))(
+        wf.grad(lambda s: wf.sum(s * x, over="batch d_model"))(x)
+    ),
+    "a gather": mapped(lambda a: jax.lax.all_gather(a, "x", axis=0, tiled=True)[: a.shape[0]]),
+    "a permute": mapped(lambda a: jax.lax.ppermute(a, "x", [(i, (i + 1) % 4) for i in range(4)])),
+    "a mean and its exchange": mapped(centre),
+}
+
+
+@pytest.mark.parametrize("layout", ["batch:x", "d_model:x"])
+@pytest.mark.parametrize("name", SENDS)
+def test_what_sends_behind_the_names_is_refused(name, layout):
+    with pytest.raises(wf.TensorError, match="behind the names"):
+        wf.spmd(SENDS[name], mesh="x=4", layout=layout)(x)
 
 
 def test_a_train_step_refuses_before_it_gives_up_its_state():

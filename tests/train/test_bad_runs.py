@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from weft import data
-from weft.cli.train import _ending
+from weft.cli.train import _word_ending
 from weft.errors import MeshError
 from weft.small_files import summed
-from weft.train import checkpoints as saving
 from weft.train import folder as keeping
+from weft.train import local_store as saving
 from weft.train.checkpoints import Checkpoints
 from weft.train.config import ConfigError
 from weft.train.folder import Folder
@@ -91,7 +91,7 @@ def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_the_last_good_one
     outcome, heard = act(config_of(text), tmp_path, at_3=lambda: room(monkeypatch, 1000))
     assert outcome.step == 8 and not outcome.is_saved
     assert has(heard, "NOT SAVED: step 8") and Run(tmp_path).checkpoints.steps == [2]
-    told = _ending(outcome, tmp_path, 0.0, "weft train a.toml")
+    told = _word_ending(outcome, tmp_path, 0.0, "weft train a.toml")
     assert f"{tmp_path} ended NOT SAVED: step 8 of 8; the last good checkpoint is step 2; goes on" in told
     outcome, heard = run(config_of(text), tmp_path)  # the disk is as full
     assert "goes on from step 2" in heard.messages and not outcome.is_saved
@@ -217,7 +217,7 @@ def test_the_best_checkpoint_is_one_whose_loss_is_known_and_finite(folder):
         told = own.metadata(step) | {"loss": loss}
         (folder / "checkpoints" / str(step) / "checkpoint.json").write_bytes(summed(told))
     (folder / "checkpoints" / "6" / "checkpoint.json").write_text("")
-    assert own.best_step() == 4 and own.chosen(best=True) == 4
+    assert own.best_step() == 4 and own.choose(best=True) == 4
 
 
 def test_metrics_that_are_garbage_are_said_and_left_out(text, folder):

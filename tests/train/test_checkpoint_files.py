@@ -24,7 +24,7 @@ def saved(tmp_path_factory):
     for step in (2, 4):
         found.save(step, ARRAYS, TOLD)
     found.close()
-    return found.folder
+    return found.store.folder
 
 
 @pytest.fixture
@@ -50,6 +50,36 @@ def test_any_flipped_bit_of_what_was_told_is_noticed(folder):
         assert (problem is None) == is_same, (bit, problem)
         assert is_same or str(path) in problem
         assert found.best_step() == 2 and found.steps == [2, 4]
+
+
+def changes_of(content, flips):
+    """A file's content, broken in ways that keep its size; a byte of it flipped in so many places."""
+    yield "zeros", bytes(len(content))
+    yield "noise", np.random.default_rng(len(content)).bytes(len(content))
+    for at in np.linspace(0, len(content) - 1, flips, dtype=int).tolist():
+        yield f"flipped at {at}", content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("flips", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_broken_file_is_told_by_our_error_alone(folder, capfd, flips):
+    files = [path for path in sorted((folder / "4" / "arrays").rglob("*")) if path.is_file() and path.stat().st_size]
+    noticed, own = set(), Checkpoints(folder)
+    assert own.load(4, ARRAYS) and len(files) > 3
+    for path in files:
+        whole = path.read_bytes()
+        for how, content in changes_of(whole, flips):
+            path.write_bytes(content)
+            try:
+                loaded = Checkpoints(folder).load(4, ARRAYS)
+            except CheckpointError as error:
+                assert error.fact.startswith(f"the checkpoint {folder / '4'} is broken: "), (path, how, error.fact)
+                assert error.fix == "use another step, of 2" and "NoneType" not in error.fact and "\n" not in error.fact
+                noticed.add(path)
+            else:
+                assert all((loaded[name] == ARRAYS[name]).all() for name in ARRAYS), (path, how)
+            assert capfd.readouterr() == ("", ""), (path, how)
+        path.write_bytes(whole)
+    assert len(noticed) > 2
 
 
 def test_a_sum_of_bits_is_another_where_a_bit_or_a_place_is_another():

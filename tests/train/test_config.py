@@ -87,6 +87,17 @@ def test_a_batch_is_sequences_or_tokens(tmp_path):
     assert (own.batch, own.length) == (6, 32)
 
 
+def test_an_unknown_key_of_the_command_line_is_answered_with_the_whole_key(tmp_path):
+    (tmp_path / "run.toml").write_text('model = "tiny-lm"\n')
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path / "run.toml", ["train.step=700"])
+    assert caught.value.fix == "did you mean `train.steps`?"
+    (tmp_path / "texts.csv").write_text("id,text\n")
+    with pytest.raises(ConfigError, match=r"texts\.csv is no run's TOML file") as caught:
+        read(tmp_path / "texts.csv")
+    assert "weft new mine.toml --data" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fact", "at", "fix"),
     [

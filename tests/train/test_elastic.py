@@ -148,7 +148,7 @@ def test_of_the_processes_of_a_cluster_the_first_ones_join(monkeypatch):
     monkeypatch.setattr(processes, "_keep_stdout_for_python", lambda: None)
     for name, value in (("STEP_NODELIST", "n[1-3]"), ("STEP_NUM_TASKS", "3"), ("PROCID", "1")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert processes.started() == 3
+    assert processes.count_started() == 3
     assert processes.join(used=2) == 2 and calls[0]["num_processes"] == 2
     monkeypatch.setenv("SLURM_PROCID", "2")
     assert processes.join(used=2) == 0 and len(calls) == 1

@@ -27,7 +27,7 @@ def auto(text):
 
 @pytest.mark.slow
 def test_a_layout_is_searched_for(auto, tmp_path, monkeypatch):
-    monkeypatch.setattr(foresight, "_searched", lambda config: ["batch", "d_ff"])
+    monkeypatch.setattr(foresight, "_list_searched", lambda config: ["batch", "d_ff"])
     heard = Heard()
     found = Trainer(auto, tmp_path, heard).config
     (told,) = [message for message in heard.messages if message.startswith("layout = auto:")]

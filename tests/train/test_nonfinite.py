@@ -14,12 +14,12 @@ from weft.train import nonfinite, saver, trainer
 from weft.train.config import read
 from weft.train.datasets import open_data
 from weft.train.feeding import Feed
-from weft.train.nonfinite import first_bad_operation
+from weft.train.nonfinite import first_cause
 from weft.train.runs import Run
 from weft.train.step import arrays_of, first_model, make_step, optimizer_metrics, refill
 from weft.train.trainer import Options, Trainer, TrainingError
 
-from .running import config_of, run, text_in
+from .running import Crash, Heard, config_of, run, text_in
 
 COUNTERS = re.compile(r"\.(step|in_a_row|in_all|norm)$")
 CONFIG = """
@@ -30,6 +30,7 @@ schedule = {kind = "constant", rate = 1e-3}
 eval = {every = 0}
 checkpoint = {every = 0}
 """
+RATE = 'schedule = {kind = "constant", rate = 1e-3}'
 
 
 class Silent:
@@ -135,6 +136,25 @@ def test_training_stops_after_so_many_bad_steps_in_a_row(settings, bad_weights, 
     assert [row["bad_in_a_row"] for row in rows] == [1, 2, 3]
 
 
+def test_a_run_that_could_not_go_on_keeps_why_and_says_it_when_it_is_started_again(settings, bad_weights, tmp_path):
+    bad_weights({"decoder.norm.scale": (3, np.nan)})
+    config = settings("train.bad_steps=3")
+    error, _ = run_of(config, tmp_path)
+    assert error.state.endswith(f"run.toml:{1 + CONFIG.splitlines().index(RATE)}")
+    ended = {"step": 3, "steps": 6, "is_saved": False, "kept": None, "reason": error.fact}
+    outcome = json.loads((tmp_path / "run.json").read_text())
+    assert outcome["not_finite"] == "the last 3 steps were left out"
+    assert {key: outcome[key] for key in ended} == ended
+    heard = Heard(crash_at=1)
+    with pytest.raises(Crash):
+        Trainer(config, tmp_path, heard).run()
+    told = f"IT HAD TO STOP at step 3 of 6: {error.fact}; nothing was saved, and it begins anew"
+    assert told in heard.messages and not (tmp_path / "run.json").exists()
+    error, _ = run_of(config, tmp_path, find_nan=True)
+    assert json.loads((tmp_path / "run.json").read_text())["reason"] == error.fact
+    assert error.step == 1 and error.not_finite in error.fact
+
+
 # Named.
 
 
@@ -155,7 +175,7 @@ def test_a_run_whose_rate_is_far_too_high_names_the_operation_on_any_mesh(settin
 def test_a_layer_whose_weights_are_bad_is_named(ready):
     config, _, feed, learned = ready
     model = with_weights(config, {"decoder.layers.attention.q": ((1, 2, 0, 3), np.nan)})
-    said = first_bad_operation(config, model, feed, feed.batches(learned).at(0), 0)
+    said, _ = first_cause(config, model, feed, feed.batches(learned).at(0), 0)
     assert re.fullmatch(
         r"before it began, `decoder\.layers\.attention\.q` has NaN in 1 of 512 values, "
         r"the first at layers 1, d_model 2, heads 0, d_kv 3; "
@@ -168,7 +188,7 @@ def test_a_layer_whose_weights_are_bad_is_named(ready):
 @pytest.mark.slow
 def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, ready):
     config, (feed, learned) = settings("model.dtype=float16", "train.loss_scale=1e9"), ready[2:]
-    said = first_bad_operation(config, first_model(config), feed, feed.batches(learned).at(0), 0)
+    said, _ = first_cause(config, first_model(config), feed, feed.batches(learned).at(0), 0)
     assert re.match(r"its loss is finite, its gradients are not; `\w+` at .* \(backward\) gave inf in ", said)
 
 
@@ -186,11 +206,56 @@ def test_a_loss_scaled_too_far_for_its_dtype_is_told_by_its_gradients(settings, 
 def test_what_cannot_be_named_is_said_to_be_so(ready, monkeypatch, found, sentence):
     config, _, feed, learned = ready
     monkeypatch.setattr(nonfinite, "not_finite", found)
-    assert sentence in first_bad_operation(config, first_model(config), feed, feed.batches(learned).at(0), 0)
+    assert sentence in first_cause(config, first_model(config), feed, feed.batches(learned).at(0), 0)[0]
 
 
 def raised(error):
     raise error
+
+
+LABELS = """
+import equinox as eqx
+import numpy as np
+import weft as wf
+from weft import nn
+
+
+class Net(eqx.Module):
+    map: nn.Linear
+
+    def loss(self, batch, key):
+        losses, _ = nn.cross_entropy(self.map(batch["points"]), batch["label"], over="classes")
+        return wf.mean(losses, over="batch")
+
+
+def make():
+    return Net(nn.Linear(*wf.dims(features=2, classes=3)))
+
+
+class Rows(list):
+    dims = {"points": "features"}
+
+
+def dataset(part):
+    return Rows({"points": np.ones(2, "float32"), "label": i % 4} for i in range(8)) if part == "train" else None
+"""
+
+
+def test_a_label_that_is_no_class_is_told_also_of_a_run_that_ended_so(tmp_path):
+    (tmp_path / "own.py").write_text(LABELS)
+    calls = '[model]\ncall = "own.py:make"\n[data]\ncall = "own.py:dataset"\n'
+    (tmp_path / "run.toml").write_text(f"{calls}[train]\nsteps = 2\nbatch = 8\n[eval]\nevery = 0\n")
+    config = read(tmp_path / "run.toml")
+    outcome = Trainer(config, tmp_path / "run", Silent()).run()
+    assert outcome.not_finite == "the last 2 steps were left out"
+    with pytest.raises(TrainingError) as caught:
+        Trainer(config, tmp_path / "run", Silent(), Options(find_nan=True)).run()
+    assert re.fullmatch(
+        r"step 2 is not finite: a label lies outside `classes`, which has 3 at \[batch=\d\] \(label=3\); "
+        r"2 of 8 values fail",
+        caught.value.fact,
+    )
+    assert caught.value.fix.startswith("mend the data: ")
 
 
 def test_a_run_gone_wrong_stops_between_rows_and_keeps_what_was_saved_before(tmp_path):

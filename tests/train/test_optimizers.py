@@ -144,7 +144,7 @@ def test_an_update_is_that_of_the_paper_on_clipped_gradients_with_decay_by_path(
     found, rule = jax.tree.map(jnp.float32, params), update(settings(name, clip=CLIP))
     state = rule.init(found)
     for given in gradients:
-        changes, state = rule.update(jax.tree.map(jnp.float32, given), state, found)
+        changes, state = rule.update(jax.tree.map(jnp.float32, given), state, found, value=0.0)
         found = optax.apply_updates(found, changes)
     for part in params:
         np.testing.assert_allclose(found[part], wanted[part], rtol=2e-5, atol=2e-6)
@@ -154,7 +154,7 @@ def test_an_update_is_that_of_the_paper_on_clipped_gradients_with_decay_by_path(
 def test_8_bit_moments_keep_float32_by_path_and_have_the_blocks_of_the_file(name):
     params, gradients = draws()
     rule = update(settings(name, block_size=16))
-    _, state = rule.update(jax.tree.map(jnp.float32, gradients[0]), rule.init(params), params)
+    _, state = rule.update(jax.tree.map(jnp.float32, gradients[0]), rule.init(params), params, value=0.0)
     held = state[0].inner[0]
     assert held.mu["w"].dtype == "int8" and held.nu_scale["w"].shape == (128, 10)
     assert held.mu["norm"].dtype == "float32" and held.nu_scale["norm"] is None
@@ -167,7 +167,7 @@ def test_short_gradients_and_a_clip_of_0_are_left_alone():
     small = jax.tree.map(lambda x: jnp.float32(x * 1e-4), gradients[0])
     for clip, given in ((CLIP, small), (0.0, jax.tree.map(jnp.float32, gradients[0]))):
         rule = update(settings("sgd", clip=clip, weight_decay=0.0))
-        changes, _ = rule.update(given, rule.init(params), params)
+        changes, _ = rule.update(given, rule.init(params), params, value=0.0)
         np.testing.assert_allclose(changes["w"], -0.01 * given["w"], rtol=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_averaged_weights_are_the_running_mean_of_all_before():
     found = jax.tree.map(jnp.float32, params)
     state, mean = rule.init(found), dict(params)
     for given in gradients:
-        changes, state = rule.update(jax.tree.map(jnp.float32, given), state, found)
+        changes, state = rule.update(jax.tree.map(jnp.float32, given), state, found, value=0.0)
         found = optax.apply_updates(found, changes)
         mean = {part: 0.75 * mean[part] + 0.25 * np.asarray(found[part]) for part in params}
     averaged = next(part.averaged for part in state if isinstance(part, Averaged))
@@ -239,7 +239,7 @@ def test_the_scale_of_the_loss_is_taken_out_of_gradients_before_anything_looks_a
     for scale in (1.0, 1024.0):
         rule = update(config_of("x", train={"loss_scale": scale}, optimizer={"name": "sgd", "clip": 1000.0}))
         scaled = jax.tree.map(lambda x: jnp.float32(x * scale), gradients)  # noqa: B023
-        changes.append(rule.update(scaled, rule.init(params), params)[0])
+        changes.append(rule.update(scaled, rule.init(params), params, value=0.0)[0])
     np.testing.assert_allclose(changes[1]["w"], changes[0]["w"], rtol=1e-6)
 
 
@@ -289,7 +289,7 @@ def test_adafactors_updates_are_as_large_as_what_they_update_where_that_is_asked
     for is_scaled in (False, True):
         rule = update(settings("adafactor", weight_decay=0.0, parameter_scale=is_scaled))
         given, own = (jax.tree.map(jnp.float32, tree) for tree in (gradients[0], params))
-        found[is_scaled] = rule.update(given, rule.init(own), own)[0]
+        found[is_scaled] = rule.update(given, rule.init(own), own, value=0.0)[0]
     for part, x in params.items():
         size = np.sqrt(np.mean(x**2))
         np.testing.assert_allclose(found[True][part], found[False][part] * size, rtol=1e-5)

@@ -151,6 +151,20 @@ def test_a_loss_that_fails_by_itself_says_where(tmp_path):
     assert error.fact.endswith("my_file.py` failed while it was imported")
 
 
+def test_a_key_that_the_code_itself_lacks_is_not_blamed_on_the_batch(tmp_path):
+    error = ran(tmp_path, loss="{'width': 4}['pionts'] * self.body(batch['points'])", dims=POINTS)
+    assert error.fact == "the loss of `my_file.py:make` failed" and isinstance(error.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("wrong", ["{}['cell']", "[][3]", "int('a cell')"])
+def test_a_row_that_fails_has_a_number(wrong, tmp_path):
+    get = f"lambda s, i: {{'points': np.ones(4)}} if i < 5 else {wrong}"
+    rows = f"type('Rows', (), {{'dims': {POINTS}, '__len__': lambda s: 8, '__getitem__': {get}}})()"
+    error = ran(tmp_path, rows=rows)
+    assert isinstance(error, UsersError) and re.fullmatch("row [567] of `.*` could not be read", error.fact)
+    assert "it has 8 rows" in error.state and "my_file.py:" in error.state and error.__cause__ is not None
+
+
 def test_a_rule_that_names_no_dim_of_it(tmp_path):
     error = ran(tmp_path, dims=POINTS, lay="batch:x,hiden:x")
     assert "hiden" in error.fact and "hidden" in error.fix
@@ -189,7 +203,7 @@ ROWS_THAT_CANNOT_BE = {
         "give all rows the same",
     ),
     "a length that is not so": (
-        "type('Long', (), {'__len__': lambda s: 8, '__getitem__': lambda s, i: [{'points': 1.0}][i]})()",
+        "type('Long', (list,), {'__len__': lambda s: 8})([{'points': 1.0}])",
         None,
         "has 8 rows, and none of number",
         "let `len(rows)` say",
@@ -208,4 +222,8 @@ def test_data_that_is_none(tmp_path):
     error = ran(tmp_path, rows="3")
     assert isinstance(error, CodeError) and error.fact == "`my_file.py:dataset` gave 3 for the part 'train'"
     assert ran(tmp_path, rows="None").fact == "`my_file.py:dataset` gave None for the part 'train'"
+    each = "({'points': np.ones(4) / (i < 3 or int('a'))} for i in range(8))"
+    rows = f"type('Flow', (), {{'dims': {POINTS}, '__iter__': lambda s: {each}}})()"
+    error = ran(tmp_path, rows=rows, table={"resume": "approximate"})
+    assert isinstance(error, UsersError) and error.fact == "row 3 of `my_file.py:dataset` could not be read"
     assert "gives no rows" in ran(tmp_path, rows="(x for x in ())", table={"resume": "approximate"}).fact

@@ -332,7 +332,7 @@ def test_a_save_that_fails_as_another_process_is_gone_is_no_failure_of_the_disk(
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     error = jax.errors.JaxRuntimeError(GONE) if is_gone else OSError(28, "No space left on device")
     checkpoints = Checkpoints(tmp_path)
-    checkpoints._writer = Broken(error)
+    checkpoints.store._writer = Broken(error)
     checkpoints.save(4, {"x": jnp.ones(2)}, {})
     with pytest.raises(ValueError if is_gone else CheckpointError):
         checkpoints.wait()

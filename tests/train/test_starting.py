@@ -134,10 +134,10 @@ def test_weights_that_are_not_there_are_named(ids, tmp_path):
 
 
 def test_a_vocabulary_that_does_not_hold_the_datas_is_named_before_anything_is_learned(tmp_path):
-    with pytest.raises(data.DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         run(started(GPT2, text_in(tmp_path)), tmp_path / "run")
-    assert "tokenizer has 256 ids, and the model's vocabulary 63" in caught.value.fact
-    assert "the tokenizer the model was trained with" in caught.value.fix
+    assert f"tokenizer has 256 ids, and the weights of {GPT2} know 63" in caught.value.fact
+    assert f'`[tokenizer]` with `path = "{GPT2}"`' in caught.value.fix  # no `vocab = 256`: these are the weights' own
 
 
 def test_weights_of_another_tokenizer_are_said_to_be(ids, tmp_path):

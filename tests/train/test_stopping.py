@@ -128,10 +128,10 @@ def test_where_a_start_stands_is_said_also_by_who_ends_it_from_outside():
     with Stop() as stop:
         stop.at, stop.lost = before_a_step(12, 20, "weft train a.toml")
         told = "stopped by SIGTERM at step 12 of 20: no step was taken since; goes on with:\n  weft train a.toml"
-        assert str(stop.interrupted(signal.SIGTERM)) == told
+        assert str(stop.make_interrupted(signal.SIGTERM)) == told
         stop.at, stop.lost = before_a_step(0, 20)
         told = "stopped by SIGTERM at step 0 of 20: nothing saved, no step was taken"
-        assert str(stop.interrupted(signal.SIGTERM)) == told
+        assert str(stop.make_interrupted(signal.SIGTERM)) == told
 
 
 SWALLOWING = """

@@ -32,15 +32,18 @@ class Services:
             )
         )
         mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
-        entities.Metric = lambda *parts: parts
+        entities.Metric = entities.Param = lambda *parts: parts
         mlflow.MlflowClient = lambda tracking_uri: (
             self.begun.append(tracking_uri)
             or types.SimpleNamespace(
                 get_experiment_by_name=lambda name: None,
                 create_experiment=lambda name: "7",
                 create_run=lambda experiment, run_name: types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc")),
-                log_param=lambda run, key, value: self.params.__setitem__(key, value),
-                log_batch=lambda run, metrics: self.log(metrics[0][3], {name: value for name, value, _, _ in metrics}),
+                log_batch=lambda run, metrics=(), params=(): (
+                    self.log(metrics[0][3], {name: value for name, value, _, _ in metrics})
+                    if metrics
+                    else self.params.update(params)
+                ),
                 set_terminated=lambda run: self.ended.append("mlflow"),
             )
         )

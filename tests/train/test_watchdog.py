@@ -107,6 +107,7 @@ def test_one_that_cannot_say_so_is_made_to_write_its_stacks_and_is_named(tmp_pat
     assert not any(is_alive(int(pid)) for number in range(2) for pid, _ in starts(tmp_path, number))
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_writes_its_stacks_too(tmp_path):
     running, pids = launcher(tmp_path, 2, "stall:0.05")
     os.kill(pids[1], signal.SIGSTOP)
@@ -142,5 +143,5 @@ def test_a_run_whose_step_hangs_is_restarted_and_ends_with_the_same_losses(tmp_p
     assert done.returncode == 0, done.stderr
     assert "weft launch: every process was without a step for too long; restart 1 of 3\n" in done.stderr
     assert "in see_and_hang" in (tmp_path / "two" / "stacks" / "process-1.txt").read_text()
-    assert "_steps" in (tmp_path / "two" / "stacks" / "process-0.txt").read_text()
+    assert "trainer.py" in (tmp_path / "two" / "stacks" / "process-0.txt").read_text()
     check_same(tmp_path / "two", tmp_path / "one", 10)

@@ -30,6 +30,7 @@ from . import (
     weights,
 )
 from .groups import ASK, MACHINE, PLAN, READ, TRAIN, WEIGHTS, CommandMap, map_text
+from .usage import Command
 
 _show_as_source(__path__[0])
 
@@ -39,7 +40,7 @@ app = typer.Typer(
     help="Named tensors on a mesh of processors: one SPMD program on JAX, read before it runs.",
     rich_markup_mode=None,  # help in plain text: no boxes to wrap the examples in
     pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 110},
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=show.EXAMPLES, rich_help_panel=READ)(show.show)
 app.command(epilog=plan.EXAMPLES, rich_help_panel=PLAN)(plan.plan)
@@ -60,6 +61,8 @@ app.command(epilog=decoding.GENERATE_EXAMPLES, rich_help_panel=ASK)(decoding.gen
 app.command(epilog=decoding.TRANSLATE_EXAMPLES, rich_help_panel=ASK)(decoding.translate)
 app.command("import", epilog=weights.IMPORT_EXAMPLES, rich_help_panel=WEIGHTS)(weights.import_weights)
 app.command("export", epilog=weights.EXPORT_EXAMPLES, rich_help_panel=WEIGHTS)(weights.export_weights)
+for _command in app.registered_commands:
+    _command.cls = Command
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json as json_format
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,15 +17,15 @@ import typer
 
 from .. import data as texts
 from ..data.preferences import SIDES
-from ..data.streams import OwnStream
+from ..data.streams import OwnStream, StreamBatches
 from ..errors import closest
-from ..program.lines import Printed
+from ..text import Printed
 from ..train import Run
 from ..train.config import ConfigError, RunConfig, read
-from ..train.datasets import open_data
+from ..train.datasets import dims_of, open_data
 from .model import TRUST
 from .progress import Reporter, stderr_console
-from .terminal import reported, trusting, write, write_program
+from .terminal import allow_code, reported, write, write_program
 from .trained import has_tokenizer
 
 EXAMPLES = """Examples:
@@ -64,18 +64,23 @@ def data(
     with reported():
         if part not in _PARTS:
             raise ConfigError(f"there is no part {part!r}", fix=closest(part, _PARTS))
-        with _opened(run, changes or [], trusting(trust)) as (settings, folder):
+        with _opened(run, changes or [], allow_code(trust)) as (settings, folder):
             with Reporter(stderr_console()) as reporter:
                 opened = open_data(settings, folder, reporter.progress)
             dataset = opened.training if part == "train" else opened.held_out
-            if dataset is None or isinstance(dataset, OwnStream):
-                what = "nothing is held out" if dataset is None else "rows of your own come one after the other"
-                raise ConfigError(f"{what}: there is no batch to show", fix="`--part train`, or data of files")
-            source = texts.Batches(dataset, batch=settings.batch, seed=settings.seed)
+            if dataset is None:
+                raise ConfigError("nothing is held out: there is no batch to show", fix="say `--part train`")
+            source = _batches(dataset, settings)
             shown = source.evaluation() if part == "evaluation" else map(source.at, itertools.count(first))
             begin = first if part == "evaluation" else 0  # the other begins there
             for number, batch in enumerate(itertools.islice(shown, begin, begin + batches), first):
-                _show(number, batch, opened.tokenizer, rows, json)
+                _show(number, batch, opened.tokenizer, rows, json, dims_of(dataset))
+
+
+def _batches(dataset: Any, settings: RunConfig) -> texts.Batches | StreamBatches:
+    if isinstance(dataset, OwnStream):
+        return StreamBatches(dataset, batch=settings.batch, rows=np.arange(settings.batch))
+    return texts.Batches(dataset, batch=settings.batch, seed=settings.seed)
 
 
 @contextlib.contextmanager
@@ -93,24 +98,46 @@ def _opened(run: Path, changes: list[str], trust: Any) -> Iterator[tuple[RunConf
     yield settings, run
 
 
-def _show(number: int, batch: Mapping[str, np.ndarray], tokenizer: Any, most: int | None, as_json: bool) -> None:
+def _show(
+    number: int,
+    batch: Mapping[str, np.ndarray],
+    tokenizer: Any,
+    most: int | None,
+    as_json: bool,
+    dims: Mapping[str, Sequence[str]],
+) -> None:
     size = len(next(iter(batch.values())))
     counted = [array for name, array in batch.items() if name.endswith("weights") and array.ndim == 2]
     if not as_json:
-        shapes = ", ".join(f"{name} {array.dtype}[{' '.join(map(str, array.shape))}]" for name, array in batch.items())
+        shapes = ", ".join(f"{name} {array.dtype}[{_shape(array, dims.get(name))}]" for name, array in batch.items())
         count = f", {int(sum((array > 0).sum() for array in counted)):,} tokens count" if counted else ""
         write_program([Printed(f"batch {number}: {size} rows{count}", "title"), Printed(f"  {shapes}", "")])
     for row in range(min(size, most or size)):
         segments = list(segments_of(batch, row))
         if as_json:
-            shown = [_as_json(segment, tokenizer) for segment in segments]
-            write(json_format.dumps({"batch": number, "row": row, "segments": shown}, ensure_ascii=False))
+            shown: dict[str, Any] = {"segments": [_as_json(segment, tokenizer) for segment in segments]}
+            if not segments:
+                shown = {"arrays": {name: array[row].tolist() for name, array in batch.items()}}
+            write(json_format.dumps({"batch": number, "row": row, **shown}, ensure_ascii=False))
             continue
         write_program([Printed(f"row {row}", "section")])
         for segment in segments:
             counts = int((segment.weights > 0).sum())
             write_program([Printed(f"  {segment.name}: {len(segment.ids)} tokens, {counts} count", "")])
             _print_text(segment, tokenizer)
+        if not segments:
+            write_program([Printed(f"  {name}: {_values(array[row])}", "") for name, array in batch.items()])
+
+
+def _shape(array: np.ndarray, names: Sequence[str] | None) -> str:
+    """The sizes of an array, with the names that rows of one's own have for them."""
+    sizes = map(str, array.shape)
+    return " ".join(sizes if names is None else map("=".join, zip(("batch", *names), sizes, strict=True)))
+
+
+def _values(array: np.ndarray) -> str:
+    """The numbers of an array of a row in a line, of many the first and the last."""
+    return np.array2string(np.ravel(array), threshold=8, edgeitems=3, precision=4, max_line_width=1000)
 
 
 def segments_of(batch: Mapping[str, np.ndarray], row: int) -> Iterator[Segment]:

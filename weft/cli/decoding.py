@@ -6,7 +6,7 @@ import json as json_format
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import data
-from ..decode.continuation import Continued, continue_texts
+from ..decode.continuation import Continued, continue_texts, unseen
 from ..decode.prompt_files import PromptFile
 from ..decode.speculative import AHEAD
 from ..decode.translate import BATCH, DecodingError, Translator, batch_for
@@ -22,6 +22,7 @@ from ..errors import WeftError
 from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
 from ..train import Run
 from ..train.config import RunConfig
+from ..train.own.model import OwnModel
 from ..train.stopping import Interrupted
 from . import generate_options as options
 from .progress import Reporter, stderr_console
@@ -43,6 +44,7 @@ TRANSLATE_EXAMPLES = """Examples:
   weft translate runs/en-de < test.en > test.de
   weft translate runs/en-de --beam 1 --average 5 < test.en > test.de
 """
+_SAID_AS = {"min_new_tokens": "min-tokens", "ends": "end", "is_begun": "begin"}
 CHUNK = 16  # batches of lines read at a time, among which those of like length are put together
 SHORT = ("lines", "jsonl")  # formats whose texts are short: most of what is learned begins in the same sequence
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended
@@ -96,27 +98,28 @@ def generate(
         _check_begun(is_begun, [each["prompt"] for each in file.records] if file else prompt or [])
         on, under = place_for(settings, mesh, layout, is_virtual_too=False)
         model = opened.load(on, under, at, average=average)
-        go_on = functools.partial(
-            continue_texts,
-            model,
-            tokenizer,
-            tokens=tokens,
-            samples=samples,
-            is_begun=is_begun,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            no_repeat_ngram=no_repeat_ngram,
-            min_new_tokens=min_tokens,
-            ends=end or (),
-            draft=None if draft is None else _load_draft(draft, tokenizer, on, under),
-            ngrams=ngrams,
-            ahead=ahead,
-        )
-        if file is not None:
-            return _continue_file(file, go_on, batch_for(model, batch), seed)
+        chosen: dict[str, Any] = {
+            "tokens": tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "no_repeat_ngram": no_repeat_ngram,
+            "min_new_tokens": min_tokens,
+            "ends": end or [],
+            "samples": samples,
+            "is_begun": is_begun,
+            "ngrams": ngrams, "ahead": ahead,
+        }  # fmt: skip
+        chosen_too = {**chosen, "draft": None if draft is None else _load_draft(draft, tokenizer, on, under)}
+        go_on: Callable[..., list[Continued]] = functools.partial(continue_texts, model, tokenizer, **chosen_too)
+        if file:
+            size = batch_for(model, batch)
+            made_by = _name_options(draft, {**chosen, "batch": size, "seed": seed})
+            made_by |= {"the step": at, "the print of the weights": opened.weights_print(at, average)}
+            return _continue_file(replace(file, made_by=made_by), go_on, size, seed)
+        _tell_of_unseen(prompt or [], model, tokenizer, tokens=tokens, is_begun=is_begun)
         texts = go_on(prompt or [], seed=seed, stream=_write_piece if stream else None)
         if texts[0].accepted is not None:
             say(f"{texts[0].accepted:.0%} of the tokens proposed were accepted")
@@ -124,6 +127,13 @@ def generate(
             write(json_format.dumps({"step": at, "samples": [asdict(text) for text in texts]}, ensure_ascii=False))
         else:
             write("" if stream else _join_texts(texts, samples))
+
+
+def _tell_of_unseen(prompts: list[str], model: Any, tokenizer: data.Tokenizer, **how: Any) -> None:
+    for prompt in prompts:
+        if cut := unseen(model, tokenizer, prompt, **how):
+            read = f"the model reads {model.config.length} tokens"
+            say(f"warning: {read}: the first {cut} of {prompt!r:.40} are not seen")
 
 
 def _check_begun(is_begun: bool, prompts: list[str]) -> None:
@@ -188,14 +198,33 @@ def _load_draft(run: Path, tokenizer: data.Tokenizer, mesh: Any, layout: Any) ->
     return opened.load(mesh, layout, checkpoint_of(opened, None, False))
 
 
+def _name_options(draft: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
+    """What lines depend on, by the names of the options."""
+    opened = None if draft is None else Run(draft)
+    print_ = None if opened is None else opened.weights_print(checkpoint_of(opened, None, False))
+    said = {f"--{_SAID_AS.get(name, name.replace('_', '-'))}": value for name, value in chosen.items()}
+    return {"the print of the draft": print_, **said}
+
+
 def _check_continues(settings: RunConfig, run: Path) -> None:
     if isinstance(settings.model, LMConfig):
         return
-    what = "an encoder" if isinstance(settings.model, EncoderConfig) else "an encoder-decoder"
-    fix = "use the run of a language model"
+    what, fix = f"`{settings.model.name}`", "use the run of a language model"
     if isinstance(settings.model, Seq2SeqConfig):
-        fix = f"translate with it: `weft translate {run} < texts`"
+        what, fix = "an encoder-decoder", f"translate with it: `weft translate {run} < texts`"
+    elif isinstance(settings.model, EncoderConfig):
+        what = "an encoder"
+    elif isinstance(settings.model, OwnModel):
+        raise _of_own_model(settings.model, run, "continue texts")
     raise DecodingError(f"the model of {run} is {what}, and does not continue texts", fix=fix)
+
+
+def _of_own_model(model: OwnModel, run: Path, does: str) -> DecodingError:
+    what = f"your own, `{model.name}`: it has a loss alone, no logits and no KV cache that texts need"
+    return DecodingError(
+        f"the model of {run} is {what}, and does not {does}",
+        fix=f"write how it is used in Python: `model = weft.train.Run({str(run)!r}).load()`",
+    )
 
 
 def _has_learned_beginnings(settings: RunConfig) -> bool:
@@ -245,6 +274,8 @@ def translate(
     with reported(layout=layout):
         opened = Run(run)
         settings = opened.settings
+        if isinstance(settings.model, OwnModel):
+            raise _of_own_model(settings.model, run, "translate")
         if not isinstance(settings.model, Seq2SeqConfig):
             raise DecodingError(
                 f"the model of {run} is no encoder-decoder, and does not translate",

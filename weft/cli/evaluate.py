@@ -12,7 +12,7 @@ import typer
 
 from .. import data as texts
 from ..data.streams import OwnStream
-from ..data.tokenizers import NAMES
+from ..data.tokenizers import LOOKED_FOR
 from ..decode.prompts import round_up_batch
 from ..layout import Region, as_layout
 from ..mesh import as_mesh
@@ -29,7 +29,7 @@ from ..train.sliding import size_of_windows, slide
 from .harness import BeginId, Examples, Judging, Out, Shots, Tasks, table
 from .model import TRUST
 from .progress import Reporter, stderr_console
-from .terminal import reported, trusting, write
+from .terminal import allow_code, reported, write
 from .trained import Average, Best, Folder, Json, Layout, Mesh, Step, checkpoint_of, has_tokenizer, place_for, say
 
 EXAMPLES = """Examples:
@@ -80,10 +80,10 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run on held-out or other data, or by tasks."""
     with reported(layout=layout):
-        opened = Run(run, trusting(trust))
+        opened = Run(run, allow_code(trust))
         trained = settings = opened.settings  # raises where there is no run
         if changes:
-            settings = read(run / CONFIG, changes, trust=trusting(trust))
+            settings = read(run / CONFIG, changes, trust=allow_code(trust))
             _check_unseen(trained, settings, run)
         at = checkpoint_of(opened, step, best)
         place = place_for(settings, mesh, layout)
@@ -118,7 +118,7 @@ def _judge(
     feed = Feed(sized, mesh, layout, seed=settings.seed, dims=dims_of(dataset), beside=beside)
     evaluator = evaluator_of(settings, feed, dataset, tokenizer)
     with Reporter(stderr_console()) as reporter:
-        found = evaluator(model, between=_telling(reporter, evaluator))
+        found = evaluator(model, between=_make_teller(reporter, evaluator))
     return {**({} if sliding is None else {"window": sliding.window, "stride": sliding.stride}), **found}
 
 
@@ -154,7 +154,7 @@ def _open_judged(settings: RunConfig, run: Run, elsewhere: Mapping[str, Any], sl
     if source.format != "tokens" and not has_tokenizer(run) and not settings.is_tokenizer_said:
         raise EvaluationError(
             f"the run {run.folder} has no tokenizer, and {source.files[0]} is text",
-            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}",
+            state=LOOKED_FOR,
             fix=f"put the model's own into {run.folder}, or name it: `--set tokenizer.path=FOLDER`",
         )
     with Reporter(stderr_console()) as reporter:
@@ -189,7 +189,7 @@ def _are_other_bytes(trained: RunConfig, source: texts.Source) -> bool:
     return bool(learned and judged and (judged[0] >= learned[1] or judged[1] <= learned[0]))
 
 
-def _telling(reporter: Reporter, evaluator: AnyEvaluator) -> Callable[[], None]:
+def _make_teller(reporter: Reporter, evaluator: AnyEvaluator) -> Callable[[], None]:
     """What tells of each batch of an evaluation as it begins."""
     numbers = itertools.count()
 

@@ -14,7 +14,14 @@ Out = Annotated[
     Path | None, Option(metavar="FILE", help="Where --prompts go, line by line; with what is there, it goes on.")
 ]
 Batch = Annotated[int, Option(min=1, metavar="N", help="How many of --prompts are continued at once.")]
-Tokens = Annotated[int, Option(min=1, metavar="N", help="At most so many tokens more.")]
+Tokens = Annotated[
+    int,
+    Option(
+        min=1,
+        metavar="N",
+        help="At most so many tokens more; where the model's length is full it goes on from the last of them.",
+    ),
+]
 Temperature = Annotated[float, Option(min=0.0, help="0 takes the likeliest token; higher is wilder.")]
 TopK = Annotated[int | None, Option(min=1, metavar="K", help="Draw from the K likeliest tokens.")]
 TopP = Annotated[float | None, Option(min=0.0, max=1.0, metavar="P", help="Draw from the likeliest that make up P.")]

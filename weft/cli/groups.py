@@ -1,13 +1,14 @@
 """The map of the command line: commands by what they are for, where to begin.
 
-A command says its group where it is registered, as `rich_help_panel`; the map is made of what is registered. Imports
-nothing of the house.
+A command says its group where it is registered, as `rich_help_panel`; the map is made of what is registered.
 """
 
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from .usage import misuse_reported
 
 READ, PLAN, TRAIN, ASK, WEIGHTS, MACHINE = (
     "Read a program", "Plan before you run", "Train", "Ask a trained model", "Move weights", "This machine",
@@ -24,6 +25,16 @@ ENDING = "`weft COMMAND --help` says more, with examples; `weft --install-comple
 
 class CommandMap(TyperGroup):
     """The command `weft` itself, whose help is the map."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Reads the words of `weft` itself."""
+        with misuse_reported():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Reads the words of a command, and runs it."""
+        with misuse_reported():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """All of it, options too: `weft --help`."""

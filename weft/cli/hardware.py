@@ -12,9 +12,9 @@ from ..plan.hardware import HARDWARE, Hardware, Link
 from ..plan.hardware import hardware as find_hardware
 from ..plan.hardware_file import hardware_toml
 from ..plan.measured import measure_devices
-from ..text import columns, size_text
+from ..text import Printed, columns, size_text
 from .progress import Reporter, stderr_console
-from .terminal import reported, titled, write, write_program
+from .terminal import reported, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -64,9 +64,9 @@ def hardware(
             return write(json.dumps(listing | ({"measured": rows} if measure else {}), indent=1))
         if as_toml:
             return write(hardware_toml(chosen[0], rows))
-        text = _table(chosen) if name is None and not measure else _sheet(chosen[0])
+        head, *lines = _table(chosen) if name is None and not measure else _sheet(chosen[0])
         written = [f"written to {out}: `--hardware {out}`"] if out is not None else []
-        write_program(titled("\n".join([text, *_measured(rows), *written])))
+        write_program([Printed(head, "title"), *map(Printed, [*lines, *_list_measured(rows), *written])])
 
 
 def _write_file(out: Path, text: str) -> None:
@@ -78,7 +78,7 @@ def _write_file(out: Path, text: str) -> None:
         ) from None
 
 
-def _table(chosen: list[Hardware]) -> str:
+def _table(chosen: list[Hardware]) -> list[str]:
     rows = [("name", "what", "bf16 FLOP/s", "memory", "bandwidth", "links, one way")]
     for machine in chosen:
         links = ", ".join(f"{link.name} {_one_way(link):,.4g} GB/s" for link in machine.links)
@@ -86,10 +86,10 @@ def _table(chosen: list[Hardware]) -> str:
         bandwidth = f"{machine.bandwidth / 1e9:,.0f} GB/s"
         rows.append((machine.name, machine.title, speed, _memory_text(machine.memory), bandwidth, links))
     ending = "`weft hardware NAME` gives the source of each figure; `this` is this machine, and a file may be your own"
-    return "\n".join([*columns(rows), "", ending])
+    return [*columns(rows), "", ending]
 
 
-def _sheet(machine: Hardware) -> str:
+def _sheet(machine: Hardware) -> list[str]:
     figures = {
         **{dtype: f"{flops / 1e12:,.4g} TFLOP/s" for dtype, flops in machine.flops.items()},
         "vector": f"{machine.vector / 1e12:,.4g} TFLOP/s",
@@ -104,7 +104,7 @@ def _sheet(machine: Hardware) -> str:
     if machine.host_memory:
         figures["host_memory"] = f"{_memory_text(machine.host_memory)} a processor"
     rows = [(f"  {name}", figure, machine.sources.get(name, "")) for name, figure in figures.items()]
-    return "\n".join([f"{machine.name}: {machine.title}", *columns(rows)])
+    return [f"{machine.name}: {machine.title}", *columns(rows)]
 
 
 def _link_text(link: Link) -> str:
@@ -123,7 +123,7 @@ def _memory_text(memory: int) -> str:
     return f"{memory // 10**9:,} GB" if memory % 10**9 == 0 else size_text(memory)
 
 
-def _measured(rows: list[dict[str, object]]) -> list[str]:
+def _list_measured(rows: list[dict[str, object]]) -> list[str]:
     """The collectives that were measured, by size."""
     if not rows:
         return []

@@ -23,19 +23,22 @@ from ..errors import LayoutError, WeftError, closest
 from ..fields import choices_of
 from ..layout import Layout, as_layout
 from ..mesh import Mesh, as_mesh
+from ..models.decoding import adapt_args
 from ..models.running import without_rules
 from ..ops import accumulate
 from ..program import Program, trace
 from ..spmd import bind, is_bound, train_step
-from ..train.config import AUTO, CONFIG, RunConfig, read
+from ..text import plural
+from ..train.config import AUTO, CONFIG, NOT_PLACED, RunConfig, read
 from ..train.optimizers import transformation
 from ..train.own.code import UsersError, find_function, import_file, users_code
 from ..train.own.model import OwnModel
 from ..train.own.trust import Trust
+from ..train.runs import no_run_error
 from ..train.step import first_model, make_step, shapes_of_call
 from ..train.tables import Optimizer
 from ..train.wording import reword_size
-from .terminal import trusting
+from .terminal import allow_code
 from .trained import complete_run
 
 OPTIMIZERS: tuple[str, ...] = next(
@@ -112,26 +115,46 @@ class Model:
     """The weights that a preset or a run begins with, on a mesh under a layout."""
     vocab: int = 1
     """Below which its tokens are."""
+    params: int | None = None
+    """How many parameters a preset or a run has."""
+    rows: tuple[int, ...] = ()
+    """The sizes of a batch that it trains on: rows, and tokens in each."""
+    hardware: str | None = None
+    """What a run's file says that its plan is for."""
+
+    @property
+    def size(self) -> str:
+        """Its parameters and its batch as a text; empty of a function."""
+        batch = f", batch {' x '.join(map(str, self.rows))}" if self.rows else ""
+        return "" if self.params is None else plural(self.params, "parameter") + batch
 
     @property
     def is_bound(self) -> bool:
         """Whether the function brings its own mesh and layout."""
         return is_bound(self.fn)
 
-    def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
-        """The program on a mesh under a layout; what is left out is the function's own."""
+    def place(self, mesh: str | None, layout: str | None) -> tuple[Mesh, Layout]:
+        """The mesh and layout asked for, or its own; decoding, without prompts' rules."""
         fn: Any = self.fn
         mesh = mesh or self.mesh
         on = as_mesh(fn.mesh if mesh is None and self.is_bound else mesh)
         under = as_layout(fn.layout if layout is None and self.is_bound else layout)
         if layout is None and self.decoded is not None:
-            under = drop_undivided(without_rules(under, "beam", "samples"), on, {"batch": self.decoded})
+            under = without_rules(under, "beam", "samples", "length", "stream")  # of a prompt, the last two
+            under = drop_undivided(under, on, {"batch": self.decoded})
+        return on, under
+
+    def traced(self, *, mesh: str | None = None, layout: str | None = None) -> Program:
+        """The program on a mesh under a layout; what is left out is the function's own."""
+        fn: Any = self.fn
+        mesh = mesh or self.mesh
+        on, under = self.place(mesh, layout)
         with users_code(f"`{self.name}` failed while it was traced", f"layout: {under}   mesh: {on}"):
             bound: dict[str, Any] = (
                 {} if mesh is None and layout is None and not self.decoded else dict(mesh=on, layout=under)
             )
             try:
-                program = trace(fn, *self.args, **bound)
+                program = trace(fn, *adapt_args(self.args, under), **bound)
             except LayoutError as error:
                 if is_function(self.name):
                     raise
@@ -152,8 +175,13 @@ def load(
     decode: int | None = None,
     changes: Sequence[str] | None = None,
     trust: bool = False,
+    mesh: str | None = None,
+    layout: str | None = None,
 ) -> Model:
-    """What MODEL names, with its sizes, its optimizer, its loss alone or decoding."""
+    """What MODEL names, with its sizes, its optimizer, its loss alone or decoding.
+
+    A run's file is read as if it said this mesh and layout, where they are given.
+    """
     name, changes = find_run(name), list(changes or ())
     if optimizer is not None and optimizer not in OPTIMIZERS:
         fix = closest(optimizer, OPTIMIZERS)
@@ -163,13 +191,19 @@ def load(
     chosen = decode is not None and "--decode"
     check_only_one(chosen, loss and "--loss", optimizer is not None and "--optimizer")
     if decode is not None:
-        return load_decoding(name, decode, batch=batch, length=length, changes=changes, trust=trusting(trust))
+        is_placed = mesh is not None and layout is not None
+        place = dict.fromkeys(("mesh", "layout"), AUTO) if is_placed else {}  # where it trains is another matter
+        return load_decoding(
+            name, decode, batch=batch, length=length, changes=changes, trust=allow_code(trust), place=place
+        )
     sizes = {word: size for word, size in (("batch", batch), ("length", length)) if size is not None}
     if is_run(name):
         if loss:
             raise typer.BadParameter("is for presets; a run is read as it trains", param_hint="--loss")
         changes += [f"train.{word}={size}" for word, size in sizes.items()]
-        return load_run(name, [*changes, *([f"optimizer.name={optimizer}"] if optimizer else [])], trusting(trust))
+        changes += [f"optimizer.name={optimizer}"] if optimizer else []
+        place = {key: said for key, said in (("mesh", mesh), ("layout", layout)) if said is not None}
+        return load_run(name, changes, allow_code(trust), place)
     if is_function(name):
         for option in (*sizes, loss and "loss", optimizer is not None and "optimizer"):
             if isinstance(option, str):
@@ -185,7 +219,7 @@ def find_run(name: str) -> str:
         return name
     file = Path(name) / CONFIG
     if not file.is_file():
-        raise WeftError(f"there is no run in {name}: no {CONFIG}", fix="give the folder of a run")
+        raise no_run_error(Path(name))
     return str(file)
 
 
@@ -222,9 +256,11 @@ def is_run(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def load_run(name: str, changes: Sequence[str] = (), trust: Trust = False) -> Model:
+def load_run(
+    name: str, changes: Sequence[str] = (), trust: Trust = False, place: Mapping[str, str] = NOT_PLACED
+) -> Model:
     """The train step of a run, with its own mesh and layout unless they are `auto`."""
-    return _model_of_run(name, read(Path(name), changes, trust=trust))
+    return _model_of_run(name, read(Path(name), changes, trust=trust, place=place))
 
 
 def _model_of_run(name: str, config: RunConfig) -> Model:
@@ -237,7 +273,8 @@ def _model_of_run(name: str, config: RunConfig) -> Model:
         model, train = replace(config.model, **options), replace(config.train, **of_train)
         return _model_of_run(name, replace(config, model=model, train=train))
 
-    values: dict[str, Any] = dict(start=functools.partial(first_model, config))
+    values: dict[str, Any] = dict(start=functools.partial(first_model, config), params=config.model.param_count)
+    values |= dict(rows=(config.batch,) if config.own_data else (config.batch, config.length), hardware=config.hardware)
     if isinstance(config.model, OwnModel):
         return Model(name, step, shapes_of_call(config, step), mesh, **values)
     values["vocab"] = config.model.vocab
@@ -262,7 +299,8 @@ def load_preset(name: str, *, optimizer: str | None, microbatches: int = 1, **si
     def change(**options: Any) -> Model:
         return load_preset(name, **{"optimizer": optimizer, "microbatches": microbatches, **sizes, **options})
 
-    more: dict[str, Any] = dict(sizes=_TRAINED, change=change, **_values(config))
+    rows = max((tensor.dims.sizes for tensor in batch.values()), key=len)
+    more: dict[str, Any] = dict(sizes=_TRAINED, change=change, rows=rows, **_values(config))
     if optimizer is None:
         return Model(name, loss, (models.shapes(config), batch, key), **more)
     # The rate is a number in the program, nothing more.
@@ -276,7 +314,7 @@ def _values(config: models.ModelConfig) -> dict[str, Any]:
     def start(mesh: Mesh, layout: Layout) -> Any:
         return models.init(config, jax.random.key(0), mesh, layout)
 
-    return {"start": start, "vocab": getattr(config, "vocab", 1)}
+    return {"start": start, "vocab": getattr(config, "vocab", 1), "params": config.param_count}
 
 
 def load_decoding(
@@ -287,11 +325,12 @@ def load_decoding(
     length: int | None,
     changes: Sequence[str] = (),
     trust: Trust = False,
+    place: Mapping[str, str] = NOT_PLACED,
 ) -> Model:
     """A step of decoding of a preset, on one processor, or of a run, on its own."""
     if is_function(name):
         raise typer.BadParameter("is for presets and runs; your function says what it does", param_hint="--decode")
-    run = read(Path(name), changes, trust=trust) if is_run(name) else None
+    run = read(Path(name), changes, trust=trust, place=place) if is_run(name) else None
     config = find_preset(name) if run is None else run.model
     if isinstance(config, OwnModel):
         raise typer.BadParameter("is for models of the library; yours says itself what it does", param_hint="--decode")
@@ -303,19 +342,17 @@ def load_decoding(
     fn, args = models.decode_step(config, context, batch or 1)
     # What an encoder-decoder model looks at has two sizes: its own context and what its encoder read.
     sizes = _DECODED | ({} if isinstance(config, models.Seq2SeqConfig) else {"memory_length": "--decode {}"})
+    more: dict[str, Any] = dict(sizes=sizes, hardware=None if run is None else run.hardware, **_values(config))
     if run is not None and not run.is_open:
-        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1, sizes=sizes, **_values(config))
-    return Model(name, fn, args, is_alone=True, sizes=sizes, **_values(config))
+        return Model(name, bind(fn, *run.runs_on), args, decoded=batch or 1, **more)
+    return Model(name, fn, args, is_alone=True, **more)
 
 
 def find_preset(name: str, **sizes: int) -> models.ModelConfig:
     """The configuration of a preset by its name on the command line."""
     if name not in models.PRESETS:
-        raise WeftError(
-            f"there is no preset `{name}`",
-            state=f"presets: {', '.join(models.PRESETS)}",
-            fix=f"{closest(name, models.PRESETS)} or name a function of yours: `path/to/file.py:function`",
-        )
+        what = "or name a file of a run, or a function of yours: `path/to/file.py:function`"
+        raise WeftError(f"there is no preset `{name}`", fix=f"{closest(name, models.PRESETS)} {what}")
     return models.preset(name, **sizes)
 
 
@@ -354,11 +391,13 @@ def _import_module(place: str, name: str) -> ModuleType:
         cause = error.__cause__
         if not isinstance(cause, ModuleNotFoundError) or not f"{place}.".startswith(f"{cause.name}."):
             raise
+    if place.endswith(".toml"):
+        raise WeftError(f"`{name}` names a function in a TOML file", fix=f"give the file alone: `{place}`")
     here = [path.stem for path in Path().glob("*.py")] + [path.parent.name for path in Path().glob("*/__init__.py")]
     raise WeftError(
         f"there is no module `{place}`",
         state=f"model: {name}   looked in {os.getcwd()} and among the installed packages",
-        fix=f"{closest(place, here)} or give a file: `path/to/file.py:function`",
+        fix=f"{closest(place, here) + ' or ' if here else ''}give a file: `path/to/file.py:function`",
     )
 
 

@@ -66,7 +66,11 @@ def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, like `mine.toml`.")],
     model: Annotated[
         str | None,
-        typer.Option(metavar="PRESET", autocompletion=complete_preset, help="A preset; tiny-lm if not said."),
+        typer.Option(
+            metavar="PRESET",
+            autocompletion=complete_preset,
+            help="A preset, like gpt2, llama-8b, mt-0.15b or t5-base; `?` lists all; tiny-lm if not said.",
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -96,7 +100,9 @@ def new(
         _check_place(file)
         said = (model, data, tokenizer, mesh, layout, steps, batch, length, rate)
         ask = _ask if all(value is None for value in said) and is_typed() else _take_default
-        model = model or ask("Which model? (`weft new --help`)", "tiny-lm", _need_preset)
+        model = model or ask(
+            "Which model? (gpt2, llama-8b, mt-0.15b, t5-base, ...; `?` lists all)", "tiny-lm", _need_preset
+        )
         _need_preset(model)
         is_tiny = model.startswith(TINY)
         data = data or ask("What does it learn from: a file or folder of texts?", "python", texts.open_source)

@@ -11,11 +11,16 @@ import typer
 
 from ..compat import expect_no_driver
 from ..errors import WeftError, closest
+from ..models.decoding import adapt_args, decode_tokens
+from ..models.running import without_rules
 from ..plan import DecodePlan, Plan, compiled_for
 from ..plan.hardware import HARDWARE as MACHINES
+from ..plan.hardware import Hardware
 from ..plan.hardware import hardware as find_hardware
 from ..plan.remedies import OPTIONS, Remedies, find_remedies
-from ..program import Program
+from ..program import Program, trace
+from ..spmd import spmd
+from ..text import Printed
 from .model import (
     BATCH,
     CHANGES,
@@ -31,7 +36,7 @@ from .model import (
     load,
     need_mesh_and_layout,
 )
-from .terminal import reported, titled, write, write_program
+from .terminal import reported, with_size, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -52,12 +57,14 @@ def complete_hardware(incomplete: str) -> list[str]:
     return [name for name in (*MACHINES, "this") if name.startswith(incomplete)]
 
 
+ASSUMED = "h100"
 HARDWARE = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
         autocompletion=complete_hardware,
-        help="What `weft hardware` lists, a TOML file, or `this` machine.",
+        help="What `weft hardware` lists, a TOML file, or `this` machine; if not said, what the run's file says, or"
+        f" {ASSUMED}.",
     ),
 ]
 MEMORY = Annotated[
@@ -75,7 +82,7 @@ def plan(
     model: MODEL,
     mesh: MESH = None,
     layout: LAYOUT = None,
-    hardware: HARDWARE = "h100",
+    hardware: HARDWARE = None,
     batch: BATCH = None,
     length: LENGTH = None,
     optimizer: OPTIMIZER = None,
@@ -107,10 +114,12 @@ def plan(
         if target is not None:
             expect_no_driver()  # JAX starts before anything is compiled
         conditions = [Condition(text) for text in fail_if or []]
-        machine, capacity = find_hardware(hardware), memory_bytes(memory)
+        find_hardware(hardware or ASSUMED)  # a wrong name is said before anything is traced
+        capacity = memory_bytes(memory)
         how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
-        chosen = load(model, changes=changes, trust=trust, **how)
+        chosen = load(model, changes=changes, trust=trust, mesh=mesh, layout=layout, **how)
         need_mesh_and_layout(chosen, mesh, layout)
+        machine, assumed = machine_of(hardware, chosen.hardware)
         planned = Plan(chosen.traced(mesh=mesh, layout=layout), machine, memory=capacity, share=share)
         other = None
         if against is not None:
@@ -119,14 +128,16 @@ def plan(
         remedies = None if planned.fits or decode is not None else _remedies(chosen, planned)
         proof = None
         if target is not None:
-            proof = compiled_for(chosen.fn, chosen.args, planned.mesh, planned.layout, target)
+            args = adapt_args(chosen.args, planned.layout)
+            proof = compiled_for(chosen.fn, args, planned.mesh, planned.layout, target)
         held = [condition for condition in conditions if condition.holds(planned)]
         if html is not None:
             planned.page(other).save(html)
         if as_json:
-            write(json.dumps(_as_dict(shown, other, proof, held, remedies), indent=1))
+            sized = {} if chosen.params is None else {"parameters": chosen.params}
+            write(json.dumps(_as_dict(shown, other, proof, held, remedies) | sized, indent=1))
         else:
-            write_program(titled(_as_text(shown, other, proof, remedies)))
+            write_program(with_size(_lines(shown, other, proof, remedies), [chosen.size, assumed]))
             if html is not None:
                 write(f"page: {html}")
         if held:
@@ -135,15 +146,28 @@ def plan(
             raise typer.Exit(FAILED)
 
 
+def machine_of(said: str | None, of_run: str | None) -> tuple[Hardware, str]:
+    """The hardware of the command line, of the run, or what is assumed.
+
+    The last with a line that says so.
+    """
+    if name := said or of_run:
+        return find_hardware(name), ""
+    return find_hardware(ASSUMED), f"no --hardware was given: {ASSUMED} is assumed (`weft hardware` lists the others)"
+
+
 def memory_bytes(gib: float | None) -> int | None:
     """GiB of the command line as bytes."""
     return None if gib is None else int(gib * 2**30)
 
 
 def _beside_one(chosen: Model, planned: Plan, context: int) -> DecodePlan:
-    """A step of decoding beside the same on one processor."""
+    """A step of decoding beside one processor's, and the loop of `decode.generate`."""
     alone = Plan(chosen.traced(mesh="x=1", layout=""), planned.hardware, memory=planned.capacity)
-    return DecodePlan(planned, alone, context)
+    under = without_rules(planned.layout, "beam", "samples", "layers")
+    args = adapt_args(chosen.args, under)
+    loop = trace(spmd(decode_tokens, mesh=planned.mesh, layout=under, donate="cache"), *args)
+    return DecodePlan(planned, alone, context, Plan(loop, planned.hardware, memory=planned.capacity))
 
 
 def _remedies(chosen: Model, planned: Plan) -> Remedies:
@@ -156,17 +180,18 @@ def _remedies(chosen: Model, planned: Plan) -> Remedies:
     return find_remedies(planned, retrace, OPTIONS if chosen.change is not None else ())
 
 
-def _as_text(planned: Plan | DecodePlan, other: Plan | None, proof: Any, remedies: Remedies | None) -> str:
-    parts = [str(planned)]
+def _lines(planned: Plan | DecodePlan, other: Plan | None, proof: Any, remedies: Remedies | None) -> list[Printed]:
+    lines, blank = planned.printed(), Printed("")
     if remedies is not None:
-        parts += ["", str(remedies)]
+        lines += [blank, Printed(str(remedies))]
     if other is not None:
         ratio = other.seconds / planned.seconds
         than = f"{ratio:.2f} times as long" if ratio >= 1 else f"{1 / ratio:.2f} times as fast"
-        parts += ["", f"against {other.layout or 'the empty layout'} ({than}):", "", str(other)]
+        head = f"against {other.layout or 'the empty layout'} ({than}):"
+        lines += [blank, Printed(head), blank, *other.printed()]
     if proof is not None:
-        parts += ["", proof.beside(planned.program)]
-    return "\n".join(parts)
+        lines += [blank, Printed(proof.beside(planned.program))]
+    return lines
 
 
 def _as_dict(

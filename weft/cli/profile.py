@@ -1,6 +1,7 @@
 """`weft profile`: what each line of a program took when it ran, beside its plan."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,7 @@ import jax
 import numpy as np
 import typer
 
-from ..layout import as_layout
-from ..mesh import as_mesh
+from ..models.decoding import adapt_args
 from ..plan import Measured
 from ..program import Program, trace
 from ..program.profile import PROGRAMS
@@ -92,9 +92,10 @@ def profile(
         kept = folder / PROFILE if folder.is_dir() and steps is None else None
         keep_own_scopes()
         how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
-        chosen = load(what, changes=changes, trust=trust, **how)
+        chosen = load(what, changes=changes, trust=trust, mesh=mesh, layout=layout, **how)
         need_mesh_and_layout(chosen, mesh, layout)
         bound = _bind(chosen, mesh, layout)
+        chosen = dataclasses.replace(chosen, args=adapt_args(chosen.args, bound.layout))
         program = _trace(chosen, bound)
         if kept is not None and any(kept.rglob(f"*{PROGRAMS}")):
             say(f"reads {kept}; `--steps {_STEPS}` runs steps now")
@@ -117,11 +118,9 @@ def profile(
 def _bind(chosen: Model, mesh: str | None, layout: str | None) -> Bound:
     """The function on a mesh of devices, which say by which kernels it runs."""
     fn: Any = chosen.fn
-    own = chosen.is_bound
-    on = as_mesh(mesh or chosen.mesh or (fn.mesh if own else None))
-    under = as_layout(fn.layout if layout is None and own else layout)
+    on, under = chosen.place(mesh, layout)
     on.jax_mesh()
-    return fn if own and fn.mesh is on and mesh is None and layout is None else bind(fn, on, under)
+    return fn if chosen.is_bound and fn.mesh is on and fn.layout is under else bind(fn, on, under)
 
 
 def _trace(chosen: Model, bound: Bound) -> Program:

@@ -2,7 +2,7 @@
 
 Where stdout and stderr are terminals the bar of a run and the messages above it go to stderr, and stdout stays empty;
 elsewhere all of it is plain lines on stdout, in the order it happened. Only one process of a run prints. That nothing
-can be printed (a full disk, a reader that has gone) never stops the work. Imports checks and texts of values alone.
+can be printed (a full disk, a reader that has gone) never stops the work. Imports checks and text alone.
 """
 
 import math
@@ -178,11 +178,11 @@ class Reporter:
 
         with self._lock, suppress(OSError, ValueError):
             self._live = Live(
-                get_renderable=self._rendered, console=self.console, refresh_per_second=REFRESHES, transient=True
+                get_renderable=self._render, console=self.console, refresh_per_second=REFRESHES, transient=True
             )
             self._live.start()
 
-    def _rendered(self) -> Any:
+    def _render(self) -> Any:
         """What stands at the bottom of the terminal; it takes one line of any width."""
         width, task = self.console.width, self._stage or self._long
         if task is not None:

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from ..data.atomic import write_atomic
 from ..train.recipes import Recipe, RecipeError, as_json, find_folder, page, read_recipe, recipes_in, summary_of
-from .terminal import reported, write
+from .terminal import COMMAND, reported, write
 from .trained import say
 
 EXAMPLES = """Examples:
@@ -75,8 +74,7 @@ def _evaluate(folder: Path, words: Sequence[str], key: str) -> Any:
 
 def _run(words: Sequence[str], what: str, *, is_read: bool = False) -> str:
     """What a command of weft's printed, run in a process of its own, if that is read."""
-    command = [sys.executable, "-m", "weft", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE if is_read else None, text=True)
+    done = subprocess.run([*COMMAND, *words], stdout=subprocess.PIPE if is_read else None, text=True)
     if done.returncode:
         fix = "see what it says above, and give the same command again: it goes on"
         raise RecipeError(f"{what} ended with status {done.returncode}", fix=fix)

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +11,14 @@ import typer
 from ..models.config import SEARCHED
 from ..plan import Choice
 from ..plan import search as search_layouts
-from ..plan.hardware import hardware as find_hardware
 from ..plan.page import search_page
 from ..plan.search import MOST_AXES, SearchProgress
-from ..text import plural, time_text
+from ..text import Printed, plural, time_text
 from ..train.own.code import users_code
 from .choices import preset_builder, read_choices
 from .model import (
     ADAM,
+    AUTO,
     BATCH,
     CHANGES,
     DECODE,
@@ -34,9 +33,9 @@ from .model import (
     load,
     load_maker,
 )  # fmt: skip
-from .plan import HARDWARE, MEMORY, memory_bytes
+from .plan import HARDWARE, MEMORY, machine_of, memory_bytes
 from .progress import Reporter, stderr_console
-from .terminal import reported, titled, write, write_program
+from .terminal import reported, with_size, write, write_program
 
 EXAMPLES = """Examples:
 
@@ -54,7 +53,7 @@ def search(
         int | None, typer.Option(min=1, metavar="N", help="How many processors; every shape of mesh is tried.")
     ] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="The mesh, like `rows=2,cols=4`.")] = None,
-    hardware: HARDWARE = "h100",
+    hardware: HARDWARE = None,
     dims: Annotated[
         str | None,
         typer.Option(
@@ -93,37 +92,45 @@ def search(
 
     Ctrl-C ends with the best so far and status 130.
     """
-    if (mesh is None) == (processors is None):
-        raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
     with reported():
-        machine = find_hardware(hardware)
+        _need_one(mesh, processors)
+        machine_of(hardware, None)  # a wrong name is said before anything is traced
         how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
-        fn, args, wanted = _program(model, choices, how | dict(changes=changes, trust=trust))
+        fn, args, wanted, size, of_run = _program(model, choices, how | dict(changes=changes, trust=trust))
+        machine, assumed = machine_of(hardware, of_run)
         options: dict[str, Any] = dict(
             mesh=mesh, processors=processors, dims=dims and dims.replace(",", " ").split(), keep=top, seconds=seconds,
             memory=memory_bytes(memory), most_axes=axes, choices=wanted,
         )  # fmt: skip
         try:
             with users_code(f"`{model}` failed while it was traced"), Reporter(stderr_console()) as bar:
-                ranking = search_layouts(fn, *args, hardware=machine, progress=partial(_tell, bar), **options)
+                ranking = search_layouts(fn, *args, hardware=machine, progress=_Teller(bar), **options)
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted before any layout was costed\n")
+            sys.stderr.write("interrupted before a layout that fits was found\n")
             raise typer.Exit(INTERRUPTED) from None
         if html is not None:
             search_page(ranking, model).save(html)
         if as_json:
             write(json.dumps(ranking.to_dict(), indent=1))
         else:
-            head = f"{model} on {machine}, {plural(ranking.best.mesh.size, 'processor')}"
+            head = f"{model}{size and f', {size},'} on {machine}, {plural(ranking.best.mesh.size, 'processor')}"
             page = f"\npage: {html}" if html is not None else ""
-            write_program(titled(f"{head}\n\n{ranking}{page}"))
+            write_program(with_size([Printed(head, "title"), Printed(f"\n{ranking}{page}")], [assumed]))
         raise typer.Exit(INTERRUPTED if ranking.stopped == "interrupted" else 0)
+
+
+def _need_one(mesh: str | None, processors: int | None) -> None:
+    if (mesh is None) == (processors is None):
+        raise typer.BadParameter("say one of them: `--processors 512`, or `--mesh rows=2,cols=4`", param_hint="--mesh")
 
 
 def _program(
     model: str, choices: str | None, how: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Choice]]:
-    """What is searched, with its arguments; or what builds it, with the choices."""
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Choice], str, str | None]:
+    """What is searched and its arguments, or what builds it; the choices.
+
+    Then its size as a text, and the hardware of a run.
+    """
     wanted = {}
     model = find_run(model)
     sizes = {name: how[name] for name in ("batch", "length") if how[name] is not None}
@@ -132,13 +139,28 @@ def _program(
     elif choices:
         raise typer.BadParameter("is for train steps of presets, and for functions", param_hint="--choices")
     if wanted and is_function(model):
-        return load_maker(model, list(wanted)), (), wanted
-    chosen = load(model, **how)
+        return load_maker(model, list(wanted)), (), wanted, "", None
+    chosen = load(model, mesh=AUTO, layout=AUTO, **how)
     if not wanted:
-        return chosen.fn, chosen.args, {}
-    return preset_builder(model, None if how["loss"] else how["optimizer"] or ADAM, sizes), (), wanted
+        return chosen.fn, chosen.args, {}, chosen.size, chosen.hardware
+    return (
+        preset_builder(model, None if how["loss"] else how["optimizer"] or ADAM, sizes),
+        (),
+        wanted,
+        chosen.size,
+        None,
+    )
 
 
-def _tell(reporter: Reporter, at: SearchProgress) -> None:
-    best = f"best {time_text(at.best.seconds)}: {at.best.mesh} {at.best.layout}" if at.best else ""
-    reporter.progress(at.stage, at.done, at.total, best)
+class _Teller:
+    """Tells how far a search is, and its first answer as soon as there is one."""
+
+    def __init__(self, reporter: Reporter):
+        self.reporter, self.has_answered = reporter, False
+
+    def __call__(self, at: SearchProgress) -> None:
+        best = f"best {time_text(at.best.seconds)}: {at.best.mesh} {at.best.layout}" if at.best else ""
+        if best and not self.has_answered:
+            self.has_answered = True
+            self.reporter.say(f"{best}; looking for better, Ctrl-C ends it")
+        self.reporter.progress(at.stage, at.done, at.total, best)

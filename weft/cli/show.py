@@ -19,11 +19,12 @@ from .model import (
     load,
     need_mesh_and_layout,
 )
-from .terminal import reported, titled, write, write_program
+from .terminal import reported, with_size, write, write_program
 
 EXAMPLES = """Examples:
 
 \b
+  weft show tiny-lm --mesh rows=2,cols=4 --layout batch:rows,heads:cols
   weft show lm-4.90b --mesh rows=16,cols=32 --layout batch:rows,vocab:cols,d_ff:cols,heads:cols
   weft show configs/tiny.toml --ledger
   weft show net.py:example --mesh rows=2,cols=4 --layout batch:rows --against batch:rows,hidden:cols
@@ -60,7 +61,7 @@ def show(
     check_only_one(ledger and "--ledger", json and "--json", against is not None and "--against")
     with reported(layout=layout):
         how: dict[str, Any] = dict(batch=batch, length=length, optimizer=optimizer, loss=loss, decode=decode)
-        chosen = load(model, changes=changes, trust=trust, **how)
+        chosen = load(model, changes=changes, trust=trust, mesh=mesh, layout=layout, **how)
         need_mesh_and_layout(chosen, mesh, layout)
         program = chosen.traced(mesh=mesh, layout=layout)
         if json:
@@ -68,5 +69,5 @@ def show(
         if against is not None:
             lines = program.diff(chosen.traced(mesh=mesh, layout=against)).printed()
         else:
-            lines = titled(program.ledger.table()) if ledger else program.printed()
+            lines = program.ledger.printed() if ledger else with_size(program.printed(), [chosen.size])
     write_program(lines)

@@ -5,21 +5,23 @@ Text is coloured by what each line is, and only on a terminal; in a pipe it is b
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
 
 from ..errors import WeftError, WeftWarning
-from ..program.lines import Printed
+from ..text import Printed
 from ..train.own.code import UsersError, line_of, users_frames
 from ..train.own.trust import Trust
 from ..train.stopping import Interrupted, Stop
 from ..train.wording import KEY, reword
+
+COMMAND = (sys.executable, "-m", "weft_command")
+"""The command `weft` in a process of its own; `-m weft` would import JAX before it hears of Ctrl-C."""
 
 
 @contextlib.contextmanager
@@ -33,10 +35,12 @@ def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, WeftWarning):
-                _say("warning", _mend_place(str(message), traceback.extract_stack()[:-1]))
-            else:
+            if not issubclass(category, WeftWarning):
                 others(message, category, *where, **more)
+            elif message.error is None:
+                _say("warning", str(message))
+            else:
+                _say("warning", *_parts(message.error, traceback.extract_stack()[:-1]))
 
         warnings.showwarning = show
         try:
@@ -47,14 +51,11 @@ def reported(*, layout: str | None = None, lost: str = "") -> Iterator[Stop]:
         except WeftError as error:
             if isinstance(error, UsersError) and error.__cause__ is not None:
                 sys.stderr.write(_user_traceback(error.__cause__) + "\n")
-                _say("error", str(error))
-            else:
-                text = _reword(error, layout)
-                _say("error", text if error.is_placed else _mend_place(text, traceback.extract_tb(error.__traceback__)))
+            _say("error", *_parts(error, traceback.extract_tb(error.__traceback__), layout))
             raise typer.Exit(1) from None
 
 
-def trusting(is_said: bool) -> Trust:
+def allow_code(is_said: bool) -> Trust:
     """What allows code of somebody else's: `--trust`, or a yes at the terminal."""
     return True if is_said else _ask
 
@@ -69,10 +70,9 @@ def write(text: str) -> None:
     sys.stdout.flush()  # a reader that has gone is noticed here, where Typer ends quietly, and not at exit
 
 
-def titled(text: str) -> list[Printed]:
-    """A table or a plan, its first line as a title."""
-    title, *lines = text.splitlines()
-    return [Printed(title, "title"), *map(Printed, lines)]
+def with_size(lines: Sequence[Printed], said: Sequence[str]) -> list[Printed]:
+    """The lines of a program or a plan, with its size and the like below the first."""
+    return [*lines[:1], *(Printed(line) for line in said if line), *lines[1:]]
 
 
 def write_program(lines: Sequence[Printed]) -> None:
@@ -86,7 +86,6 @@ def write_program(lines: Sequence[Printed]) -> None:
         console.print(colour(line), soft_wrap=True)
 
 
-_SOURCE = re.compile(r"(?<!\S)\S+\.py:\d+\b")
 _STYLES = {"title": "bold", "section": "bold", "collective": "bold yellow", "added": "green", "removed": "red"}
 
 
@@ -95,44 +94,40 @@ def colour(line: Printed) -> Any:
     from rich.text import Text
 
     text = Text(line.text, _STYLES.get(line.kind, ""))
-    text.highlight_regex(_SOURCE, "not bold dim")
+    text.stylize("not bold dim", *line.place)
     return text
 
 
-def _say(what: str, message: str) -> None:
+_ABOVE = {"error": "bold red", "warning": "bold yellow"}
+
+
+def _say(what: str, fact: str, state: str = "", fix: str = "") -> None:
     from rich.console import Console
     from rich.text import Text
 
-    text = Text(f"{what}: {message}")
-    text.highlight_regex(r"^error:", "bold red")
-    text.highlight_regex(r"^warning:", "bold yellow")
-    text.highlight_regex(r"(?m)^  fix:", "bold green")
+    text = Text.assemble((f"{what}:", _ABOVE[what]), f" {fact}")
+    if fix:
+        text.append(f"\n  {state}\n").append("  fix:", "bold green").append(f" {fix}")
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
-def _reword(error: WeftError, layout: str | None) -> str:
-    """The error with its fix in options, or in keys where no user's program is."""
-    text = str(error)
-    if layout is not None:
-        fix = reword(error.fix, layout)
-    elif users_frames(traceback.extract_tb(error.__traceback__)):
-        return text
-    else:
-        written = re.search(r"layout: (\S*)", error.state)
-        fix = reword(error.fix, written[1] if written else "", KEY)
-    return text.removesuffix(error.fix) + fix
+def _parts(
+    error: WeftError, stack: Sequence[traceback.FrameSummary], layout: str | None = None
+) -> tuple[str, str, str]:
+    """Fact, state and fix in the words of the command line.
 
-
-def _mend_place(message: str, stack: Iterable[traceback.FrameSummary]) -> str:
-    """The message; where no line of the user's took part it names the command line."""
+    Where no line of the user's took part the state names the command line; the fix is in options, or in keys where no
+    user's program is.
+    """
     inner: list[traceback.FrameSummary] = []
     for frame in stack:
         inner = [] if os.path.dirname(frame.filename) == os.path.dirname(__file__) else [*inner, frame]
-    return (
-        message
-        if users_frames(inner)
-        else re.sub(r"(?m)(^  |   )at (?!.*   at ).*$", r"\1on the command line", message)
-    )
+    state = error.state if error.is_placed or users_frames(inner) else error.state_at("on the command line")
+    if layout is not None:
+        return error.fact, state, reword(error.fix, layout)
+    if users_frames(stack):
+        return error.fact, state, error.fix
+    return error.fact, state, reword(error.fix, str(error.layout or ""), KEY)
 
 
 def _is_ours(note: str) -> bool:

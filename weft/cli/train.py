@@ -1,8 +1,8 @@
 """`weft train`: a run from its TOML file; the same command goes on with it."""
 
+import os
 import shlex
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,16 @@ import typer
 
 from ..errors import WeftError
 from ..train import elastic
-from ..train.checkpoints import Checkpoints
-from ..train.config import read
+from ..train.checkpoints import CHECKPOINTS, checkpoints_of
+from ..train.config import CONFIG, read
 from ..train.foresight import choose_layout
 from ..train.interface import NOTHING_LOST, before_a_step
-from ..train.runs import CHECKPOINTS, RunError
+from ..train.processes import LAUNCHED
+from ..train.runs import RunError
 from ..train.trainer import Options, Outcome, Trainer
 from .model import TRUST
 from .progress import Reporter
-from .terminal import reported, trusting, write
+from .terminal import allow_code, reported, write
 
 EXAMPLES = """Examples:
 
@@ -33,7 +34,7 @@ NOT_SAVED = NOT_FINITE = 1  # the exit codes of a run whose last steps are not o
 
 
 def train(
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's TOML file.")],
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's TOML file, or a run's folder, to go on.")],
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; runs/NAME if not said.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the file, like train.steps=1000.")
@@ -57,17 +58,18 @@ def train(
     process: Annotated[int | None, typer.Option(min=0, metavar="P", help="Which of them this is, from 0 on.")] = None,
 ) -> None:
     """Train by a TOML file; the same command goes on with a run that was stopped."""
-    sys.unraisablehook = _unraisable
     with reported(lost=NOTHING_LOST) as stop:
-        command = _command(config, run, changes or [])
+        if (config / CONFIG).is_file():  # a run's folder: with its own file, in it
+            config, run = config / CONFIG, run or config
+        command = command_of(config, run, changes or [])
         asked = Options(changed=changed, find_nan=find_nan, profile=_profiled_steps(profile))
         options = replace(asked, plan=True, is_own=True, command=command)
-        settings = read(config, changes or [], trust=trusting(trust))
+        settings = read(config, changes or [], trust=allow_code(trust))
         joined = elastic.join(settings, coordinator, processes_, process)
         if not joined.used:
             return write("idle: no layout divides over all processes")
         folder = check_folder(run) if run is not None else Path("runs") / settings.name
-        last = max(Checkpoints(folder / CHECKPOINTS).steps, default=0)
+        last = max(checkpoints_of(folder, settings.checkpoint).steps, default=0)
         stop.at, stop.lost = before_a_step(last, settings.train.steps, command)
         began = time.perf_counter()
         with Reporter(is_writer=jax.process_index() == 0) as reporter:
@@ -79,7 +81,7 @@ def train(
             rows = f"{model.batch}" if settings.own_data is not None else f"{model.batch} x {settings.length}"
             reporter.say(f"mesh {trainer.mesh}   layout {trainer.layout}   batch {rows}")
             outcome = trainer.run()
-            reporter.say(_ending(outcome, folder, began, command))
+            reporter.say(_word_ending(outcome, folder, began, command))
     if status := _status(outcome):
         raise typer.Exit(status)
 
@@ -88,12 +90,6 @@ def _status(outcome: Outcome) -> int:
     if not outcome.is_begun:
         return 128 + signal.Signals[outcome.reason]
     return NOT_SAVED if not outcome.is_saved else NOT_FINITE if outcome.not_finite else 0
-
-
-def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """Python's own hook, without TensorStore's lines on a checkpoint not written."""
-    if str(error.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(error)
 
 
 def check_folder(run: Path) -> Path:
@@ -106,12 +102,14 @@ def check_folder(run: Path) -> Path:
     return run
 
 
-def _command(config: Path, run: Path | None, changes: list[str]) -> str:
-    words = ["weft", "train", str(config), *(["--run", str(run)] if run else [])]
-    return shlex.join([*words, *(word for change in changes for word in ("--set", change))])
+def command_of(config: Path, run: Path | None, changes: list[str]) -> str:
+    """The command that goes on with a run, by `weft launch` if that started it."""
+    words = ["train", str(config), *(["--run", str(run)] if run else [])]
+    words += [word for change in changes for word in ("--set", change)]
+    return f"{os.environ.get(LAUNCHED) or 'weft'} {shlex.join(words)}"
 
 
-def _ending(outcome: Outcome, folder: Path, began: float, command: str) -> str:
+def _word_ending(outcome: Outcome, folder: Path, began: float, command: str) -> str:
     reached = f"step {outcome.step} of {outcome.steps}"
     if not outcome.is_begun:
         at, lost = before_a_step(outcome.step, outcome.steps, command)

@@ -12,7 +12,7 @@ import jax
 import typer
 
 from .. import data
-from ..data.tokenizers import NAMES
+from ..data.tokenizers import find_tokenizer
 from ..errors import MeshError, WeftError
 from ..layout import Layout as Rules
 from ..layout import as_layout
@@ -46,7 +46,7 @@ def checkpoint_of(run: Run, step: int | None, best: bool) -> int:
     """The step of the checkpoint that the options name."""
     if best and step is not None:
         raise WeftError("both --step and --best were given", fix="give one of them")
-    return run.checkpoints.chosen(step, best=best)
+    return run.checkpoints.choose(step, best=best)
 
 
 def place_for(
@@ -79,7 +79,7 @@ def tokenizer_of(run: Run) -> data.Tokenizer | None:
 
 def has_tokenizer(run: Run) -> bool:
     """Whether there is one in its folder."""
-    return any((run.folder / name).is_file() for name in NAMES)
+    return find_tokenizer(run.folder) is not None
 
 
 def say(text: str) -> None:

@@ -7,14 +7,15 @@ import jax
 import typer
 
 from .. import data, interop, nn
+from ..data.tokenizers import find_tokenizer
 from ..errors import WeftError
 from ..text import file_size_text
 from ..train import Run
 from ..train.own.model import OwnModel
 from ..train.runs import ORIGIN
 from .model import TRUST
-from .terminal import reported, trusting, write
-from .trained import Average, Best, Folder, Step, checkpoint_of, tokenizer_of
+from .terminal import allow_code, reported, write
+from .trained import Average, Best, Folder, Step, checkpoint_of, say, tokenizer_of
 
 IMPORT_EXAMPLES = """Examples:
 
@@ -40,11 +41,11 @@ def import_weights(
     mesh: Mesh = None,
     layout: Layout = None,
 ) -> None:
-    """Make a run of Hugging Face weights: T5, GPT-2, Llama or Switch Transformers."""
+    """Make a run of Hugging Face weights: Llama, Gemma, GPT-2, T5, BERT and others."""
     with reported(layout=layout):
         _check_both(mesh, layout)
         model = interop.load(folder, mesh, layout)
-        tokenizer = tokenizer_of(Run(folder))
+        tokenizer = _tokenizer_beside(folder)
         Run.create(run, model)
         if tokenizer is not None:
             tokenizer.save(run)
@@ -68,7 +69,7 @@ def export_weights(
     """
     with reported(layout=layout):
         _check_both(mesh, layout)
-        opened = Run(run, trusting(trust))
+        opened = Run(run, allow_code(trust))
         at = checkpoint_of(opened, step, best)
         model = opened.load(mesh, layout, at, average=average)
         settings = opened.settings
@@ -87,12 +88,23 @@ def export_weights(
         write(f"{_summary(model.config, model)}\nstep {at} written to {folder}")
 
 
+def _tokenizer_beside(folder: Path) -> data.Tokenizer | None:
+    """The tokenizer that lies beside weights; None where there is none that is read."""
+    if find_tokenizer(folder) is None:
+        return None
+    try:
+        return data.load_tokenizer(folder)
+    except data.DataError as error:
+        say(f"the tokenizer is not read: {error.fact}; its files are kept for the export")
+        return None
+
+
 def _origin(run: Run, tokenizer: data.Tokenizer | None) -> tuple[Path | None, bool]:
     """Files beside the weights the run began with; whether its tokenizer is theirs."""
     origin = run.folder / ORIGIN
     if not (origin / "config.json").is_file():
         return None, False
-    theirs = tokenizer_of(Run(origin))
+    theirs = _tokenizer_beside(origin)
     return origin, tokenizer is None or (theirs is not None and theirs.key == tokenizer.key)
 
 

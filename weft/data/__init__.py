@@ -5,7 +5,7 @@
     dataset = data.lm_dataset(source, tokenizer, length=256, cache="cache")
     batches = data.Batches(dataset, batch=64, seed=0)
 
-Imports the errors of the house alone. Nothing is printed; long work tells a `progress` function.
+Nothing is printed; long work tells a `progress` function.
 """
 
 from ..namespace import namespace as _namespace

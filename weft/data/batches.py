@@ -1,8 +1,8 @@
-"""Batches by step, read ahead (prefetch) and put on the device by a thread.
+"""The data loader: batches by step, read ahead (prefetch) and put on the device.
 
-Batch `step` is a pure function of dataset, batch size, seed and step. A process has its own rows of it and reads no
-others: process p of n those from p·batch/n on, or the `rows` it names. So the order is the same for every number of
-processes and on every mesh, and a run goes on from any step. The order itself is in `order`.
+One thread does both. Batch `step` is a pure function of dataset, batch size, seed and step. A process has its own rows
+of it and reads no others: process p of n those from p·batch/n on, or the `rows` it names. So the order is the same for
+every number of processes and on every mesh, and a run goes on from any step. The order itself is in `order`.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Chats: conversations as tokens, of which only the answers are learned (SFT).
 
-Imports the errors of the house alone. Conversations are packed whole into rows and do not see each other. A row's
+Imports errors and small_files alone. Conversations are packed whole into rows and do not see each other. A row's
 `targets` are the tokens after its `inputs`, and `weights` are 1 where these belong to an answer.
 """
 
@@ -85,7 +85,7 @@ class Conversations:
         weights = np.zeros((len(numbers), self._length), np.float32)
         place = 0
         for member, row, number in zip(members.tolist(), row_of.tolist(), in_row.tolist(), strict=True):
-            inputs, targets, is_answer = shifted(self._answers, member, self._length)
+            inputs, targets, is_answer = shift(self._answers, member, self._length)
             place = place if number else 0
             here = slice(place, place := place + len(inputs))
             made["inputs"][row, here], made["targets"][row, here], weights[row, here] = inputs, targets, is_answer
@@ -96,7 +96,7 @@ class Conversations:
 _NAMES = ("inputs", "targets", "segments", "positions")
 
 
-def shifted(answers: Answers, number: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def shift(answers: Answers, number: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens of a text before its last, those after its first, and which count."""
     begin, end = (int(place) for place in answers.offsets[number : number + 2])
     end = min(end, begin + length + 1)
@@ -123,13 +123,13 @@ def chat_dataset(
         raise DataError(f"rows have length {length}", fix="say a length of 1 or more")
     chosen, side = choose_part(source, part)
 
-    def marked() -> Iterator[Marked]:
+    def mark() -> Iterator[Marked]:
         with template.running() as running:
             for place, messages in chosen.conversations(chosen.watch("tokenising", progress)):
                 yield Marked(*running.mark(messages, chosen.answers, place))
 
     key = content_key("chats", _VERSION, chosen.key(Path(cache)), tokenizer.key, template.key)
-    answers, folder = tokenise_answers(f"chats-{key}", chosen, tokenizer, marked, Path(cache))
+    answers, folder = tokenise_answers(f"chats-{key}", chosen, tokenizer, mark, Path(cache))
     first, last = 0, len(answers)
     if side != "all":
         cut = split_place(chosen, len(answers), "chats")

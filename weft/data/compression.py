@@ -1,7 +1,7 @@
 """Compressed files as streams (gzip, xz, Zstandard), with a limit on their size.
 
-Imports the errors of the house alone. Memory is bounded, time is linear, and files may be of several parts. A file that
-is cut short is one error, and a small file that holds far more than any text could is another.
+Imports nothing of other rooms. Memory is bounded, time is linear, and files may be of several parts. A file that is cut
+short is one error, and a small file that holds far more than any text could is another.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """Reading files, compressed or not: their blocks, lines, and content hashes.
 
-Imports the errors of the house alone. A file that cannot be read, is cut short or holds what it should not is a
-DataError that names the file and the line. At no time is more in memory than a few blocks or one line.
+Imports small_files alone. A file that cannot be read, is cut short or holds what it should not is a DataError that
+names the file and the line. At no time is more in memory than a few blocks or one line.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Watch:
         if self._progress is not None:
             self._progress(self._what, self._before + position, self._total)
 
-    def finished(self, file: Path) -> None:
+    def finish(self, file: Path) -> None:
         """Says that a file is done."""
         if self._progress is not None:
             self._before += file.stat().st_size
@@ -102,7 +102,7 @@ def blocks(path: Path, watch: Watch | None = None, expansion: int = EXPANSION) -
     if kept:
         yield line, kept
     if watch is not None:
-        watch.finished(path)
+        watch.finish(path)
 
 
 def _cut(block: bytes) -> int:
@@ -134,7 +134,7 @@ def lines(
             if watch is not None and number % 4096 == 0:
                 watch.at(raw.tell())
     if watch is not None:
-        watch.finished(path)
+        watch.finish(path)
 
 
 def refuse_table(path: Path) -> None:

@@ -1,8 +1,8 @@
 """Folders that grow: an epoch goes through the files that were there as it began.
 
-Imports the errors of the house alone. The list of an epoch's files is frozen before its first row is read: written to a
-journal that all processes read, and kept in checkpoints. So a run goes on with the very files that it had, and with
-those that came since from its next epoch on. Files are made into examples once; those that come later are added.
+Imports small_files alone. The list of an epoch's files is frozen before its first row is read: written to a journal
+that all processes read, and kept in checkpoints. So a run goes on with the very files that it had, and with those that
+came since from its next epoch on. Files are made into examples once; those that come later are added.
 """
 
 import json

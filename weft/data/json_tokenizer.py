@@ -1,6 +1,6 @@
 """Hugging Face's tokenizers: `tokenizer.json`; `vocab.json` with `merges.txt`.
 
-Imports the errors of the house alone; the library is loaded when a tokenizer is made.
+Imports errors and small_files alone; the library is loaded when a tokenizer is made.
 """
 
 import contextlib
@@ -135,7 +135,7 @@ def read_merges(folder: Path, *, end: str | None = None, pad: str | None = None)
                 [words, bytes_of(add_prefix_space=spaced, use_regex=False)]
             )
         made.decoder = library.decoders.ByteLevel()
-        for number, token, is_special in _added(folder, config, reader):
+        for number, token, is_special in _read_added(folder, config, reader):
             added = library.AddedToken(token, special=is_special, normalized=False)
             (made.add_special_tokens if is_special else made.add_tokens)([added])
             if number is not None and made.token_to_id(token) != number:
@@ -164,7 +164,7 @@ def _merges_in(file: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     return merges
 
 
-def _added(folder: Path, config: Mapping[str, Any], reader: Reader) -> list[tuple[int | None, str, bool]]:
+def _read_added(folder: Path, config: Mapping[str, Any], reader: Reader) -> list[tuple[int | None, str, bool]]:
     """Tokens beside the vocabulary: their ids where those are known, by id."""
     found: dict[str, tuple[int | None, str, bool]] = {}
     more = reader.json(folder / _ADDED, {str: int}) if is_file(folder / _ADDED) else {}

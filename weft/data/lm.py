@@ -1,6 +1,6 @@
 """Language-model datasets: documents packed into windows, or a document a row.
 
-Imports the errors of the house alone. A window's documents do not see each other: `segments` number them from 1 (0 is
+Imports nothing of other rooms. A window's documents do not see each other: `segments` number them from 1 (0 is
 padding), `positions` count from each one's start, or from the row's where it goes on from the row before.
 """
 

@@ -1,6 +1,6 @@
 """Messages of chats: what a record holds of them, and what is wrong with it.
 
-Imports the errors of the house alone. A message has a `role` and a `content`, and what else a template may know of.
+Imports errors alone. A message has a `role` and a `content`, and what else a template may know of.
 """
 
 from collections.abc import Mapping, Sequence

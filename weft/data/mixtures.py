@@ -1,7 +1,7 @@
 """Mixtures: several datasets as one, of which each has its share of the rows.
 
-Imports the errors of the house alone. Which part a row is of follows from the seed and its place alone, like the order
-of each part: every block of places holds the shares that were said, as nearly as whole rows can.
+Imports nothing of other rooms. Which part a row is of follows from the seed and its place alone, like the order of each
+part: every block of places holds the shares that were said, as nearly as whole rows can.
 """
 
 import math
@@ -92,7 +92,7 @@ class Mixed:
         return numbers, 0
 
     def _in_block(self, block: int, places: np.ndarray) -> np.ndarray:
-        before, after = self._taken(block), self._taken(block + 1)
+        before, after = self._count_taken(block), self._count_taken(block + 1)
         edges = np.cumsum([0, *(b - a for a, b in zip(before, after, strict=True))])
         shuffled = permute(places, self._size, self._seed, "mixture", block)
         of = np.searchsorted(edges, shuffled, "right") - 1
@@ -106,7 +106,7 @@ class Mixed:
                 numbers[rows[chosen]] = self._offsets[part] + found
         return numbers
 
-    def _taken(self, blocks: int) -> list[int]:
+    def _count_taken(self, blocks: int) -> list[int]:
         """How many rows of each part the first so many blocks hold; it never goes down."""
         taken = [math.floor(share * self._size * blocks + Fraction(1, 2)) for share in self._shares]
         taken[self._largest] += self._size * blocks - sum(taken)

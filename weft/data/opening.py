@@ -1,16 +1,16 @@
 """Opening sources: finding their files, and checking what was said about them.
 
-Imports the errors of the house alone. Files are read only later.
+Imports checks, errors and small_files alone. Files are read only later.
 """
 
 import math
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..checks import is_real
 from ..errors import closest
@@ -23,13 +23,14 @@ from .sources import FORMATS, RECORDS, SOURCE_KEYS, Source
 from .tables import SUFFIXES, is_saved_dataset, saved_files
 
 PYTHON = "python"
+_PathLike: TypeAlias = str | os.PathLike[str]
 HELD_OUT = 0.05
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # One Billion Words: a sentence a line
 _SKIPPED = {"test", "tests", "idle_test", "idlelib_test", "site-packages", "dist-packages", "__pycache__"}
 _PLAIN = ("longest_line", "expansion", "field", "dtype", "vocab", "end", "template", "answers", "grows")
 
 
-def open_source(spec: Any) -> Source:
+def open_source(spec: _PathLike | Sequence[_PathLike] | Mapping[str, Any]) -> Source:
     """The source that a path, `"python"`, or a table of a run's TOML describes.
 
     `path` (one or several), `format` (of FORMATS; where not said it is read off the name), `glob` for folders,
@@ -212,6 +213,12 @@ def _guess_format(files: list[Path], table: Mapping[str, Any]) -> str:
         raise DataError(f"`documents` is {documents!r}", fix='say `documents = "lines"` or `documents = "files"`')
     names = [plain_name(file) for file in files]
     endings = {".jsonl": "jsonl", ".tsv": "tsv", ".npy": "tokens", ".bin": "tokens", **SUFFIXES}
+    if Path(names[0]).suffix == ".csv" and documents is None:
+        lines = 'pandas.read_csv(FILE).to_json("data.jsonl", orient="records", lines=True)'
+        raise DataError(
+            f"{files[0]} is a table: as a text, its names, numbers and commas would be learned",
+            fix=f'write JSON lines of it, `{lines}`, and name its `field`; or say `format = "text"`',
+        )
     if form := endings.get(Path(names[0]).suffix):
         return form
     if "idx3-ubyte" in names[0] or any("idx3-ubyte" in name for name in names):

@@ -1,9 +1,10 @@
 """Datasets of the user's own: rows by number, a dict of arrays each.
 
-Imports the errors of the house alone. What a row is like is learned from the first one, and every other is held to it.
+Imports errors alone. What a row is like is learned from the first one, and every other is held to it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,13 @@ _NARROW = {np.dtype("float64"): np.dtype("float32"), np.dtype("int64"): np.dtype
 _TOKENS = ("targets", "tokens")  # the names of what library models count the loss of
 _OF_LENGTH = ("inputs", "targets", "tokens", "weights", "segments", "positions")
 Row = dict[str, np.ndarray]
+Reading = Callable[[str, str], contextlib.AbstractContextManager[None]]
+"""What a row is read in, given the fact and the state of the error that code of the user's may end with."""
+
+
+def plain_reading(failed: str, state: str) -> contextlib.AbstractContextManager[None]:
+    """Reads a row of one's own code, whose errors are left as they are."""
+    return contextlib.nullcontext()
 
 
 class RowForm:
@@ -133,8 +141,8 @@ class OwnRows:
     vocab: int | None = None
     bucket_of: np.ndarray | None = None
 
-    def __init__(self, rows: Any, name: str, *, weighted: bool = False):
-        self._rows, self.name = rows, name
+    def __init__(self, rows: Any, name: str, *, weighted: bool = False, reading: Reading = plain_reading):
+        self._rows, self.name, self._reading = rows, name, reading
         if (count := len(rows)) < 1:
             raise DataError(f"`{name}` gave a dataset without rows", fix="give it some")
         self._count = int(count)
@@ -153,8 +161,11 @@ class OwnRows:
         return self.form.join(self.form.check(self._row(int(n)), int(n)) if n >= 0 else None for n in numbers)
 
     def _row(self, number: int) -> Any:
-        try:
-            return self._rows[number]
-        except (IndexError, KeyError) as error:
-            fact = f"`{self.name}` has {len(self._rows)} rows, and none of number {number}: {error!r}"
-            raise DataError(fact, fix="let `len(rows)` say how many there are, from 0 on") from error
+        with self._reading(f"row {number} of `{self.name}` could not be read", f"it has {self._count} rows"):
+            try:
+                return self._rows[number]
+            except (IndexError, KeyError) as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise  # from within what a row is made by
+                fact = f"`{self.name}` has {self._count} rows, and none of number {number}: {error!r}"
+                raise DataError(fact, fix="let `len(rows)` say how many there are, from 0 on") from error

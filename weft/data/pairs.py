@@ -1,7 +1,7 @@
-"""Sequence-to-sequence datasets: pairs packed into rows, or bucketed by length.
+"""Sequence-to-sequence datasets: packing of pairs into rows, or length buckets.
 
-Imports the errors of the house alone. Which pairs share a row is a pure function of the pairs' lengths: it
-is the same in every epoch and under every seed; what changes is the order of the rows.
+Imports nothing of other rooms. Which pairs share a row is a pure function of the pairs' lengths: it is the same in
+every epoch and under every seed; what changes is the order of the rows.
 """
 
 from collections.abc import Sequence

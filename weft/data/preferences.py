@@ -1,7 +1,7 @@
 """Preferences: a prompt, the answer that was chosen, and the rejected one.
 
-Imports the errors of the house alone. A pair is two texts that begin with the same prompt, a row each: what DPO learns
-by. Only the answers count.
+Imports nothing of other rooms. A pair is two texts that begin with the same prompt, a row each: what DPO learns by.
+Only the answers count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .chats import Answers, Marked, shifted, tell_of_cuts, tokenise_answers
+from .chats import Answers, Marked, shift, tell_of_cuts, tokenise_answers
 from .datasets import choose_part, split_place
 from .errors import DataError
 from .files import Progress, content_key
@@ -46,7 +46,7 @@ class Preferences:
             targets, weights = np.zeros_like(inputs), np.zeros(inputs.shape, np.float32)
             for row in np.flatnonzero(numbers >= 0):
                 member = 2 * int(self._members[numbers[row]]) + side
-                parts = shifted(self._answers, member, self._length)
+                parts = shift(self._answers, member, self._length)
                 for array, part in zip((inputs, targets, weights), parts, strict=True):
                     array[row, : len(part)] = part
             batch |= {f"{name}_inputs": inputs, f"{name}_targets": targets, f"{name}_weights": weights}
@@ -73,7 +73,7 @@ def preference_dataset(
     if chosen.format != "preferences":
         raise DataError(f"a source of {chosen.format} has no preferences", fix='say `format = "preferences"`')
 
-    def marked() -> Iterator[Marked]:
+    def mark() -> Iterator[Marked]:
         with _PairTexts(template) as texts:
             for file in chosen.files:
                 watch = chosen.watch("tokenising", progress)
@@ -81,7 +81,7 @@ def preference_dataset(
                     yield from texts.of(record, place_in(file, number))
 
     name = content_key("preferences", _VERSION, chosen.key(Path(cache)), tokenizer.key, template and template.key)
-    answers, _ = tokenise_answers(f"preferences-{name}", chosen, tokenizer, marked, Path(cache))
+    answers, _ = tokenise_answers(f"preferences-{name}", chosen, tokenizer, mark, Path(cache))
     first, last = 0, len(answers) // 2
     if side != "all":
         cut = split_place(chosen, last, "pairs")

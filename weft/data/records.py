@@ -1,6 +1,6 @@
 """Records of data: lines of JSON, of columns, of parallel files; rows of tables.
 
-Imports the errors of the house alone. What is wrong with one is said with its file and line.
+Imports errors and small_files alone. What is wrong with one is said with its file and line.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import closest
+from ..errors import WeftError, closest
 from ..small_files import is_text
 from . import tables
 from .errors import DataError
@@ -56,20 +56,22 @@ def columns(path: Path, rows: Lines) -> Iterator[tuple[str, str]]:
         yield columns[0], columns[1]
 
 
-def json_records(path: Path, rows: Lines) -> Records:
+def json_records(
+    path: Path, rows: Lines, *, error: type[WeftError] = DataError, example: str = '{"text": "..."}'
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of JSON lines, each with the number of its line."""
     for number, line in rows:
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            why = "nested too deep" if isinstance(error, RecursionError) else error
-            raise DataError(
-                f"{path}:{number} is not JSON: {why}", state=f"the line begins {line[:60]!r}", fix="mend the line"
+        except (ValueError, RecursionError) as why:
+            cause = "nested too deep" if isinstance(why, RecursionError) else why
+            raise error(
+                f"{path}:{number} is not JSON: {cause}", state=f"the line begins {line[:60]!r}", fix="mend the line"
             ) from None
         if not isinstance(record, dict):
-            raise DataError(f"{path}:{number} is a {type(record).__name__}", fix='write objects: `{"text": "..."}`')
+            raise error(f"{path}:{number} is a {type(record).__name__}", fix=f"write objects: `{example}`")
         yield number, record
 
 
@@ -83,9 +85,15 @@ def text_in(record: Mapping[str, Any], name: str, path: Path, number: int) -> st
     """The text in a field of a record."""
     place = place_in(path, number)
     if not isinstance(record.get(name), str):
-        what = f"no field `{name}`" if name not in record else f"no text in its field `{name}`"
         known = [key for key in record if is_text(key)]
-        raise DataError(f"{place} has {what}", fix=f"say `field`; {closest(name, known)}")
+        if name not in record:
+            raise DataError(f"{place} has no field `{name}`", fix=f"say `field`; {closest(name, known)}")
+        others = [f"`{key}`" for key in known if isinstance(record[key], str)]
+        raise DataError(
+            f"{place} has no text in its field `{name}`",
+            state=f"it holds {record[name]!r:.60}",
+            fix="write one there, or take it out" + (f"; or say `field`: {', '.join(others[:5])}" if others else ""),
+        )
     check_text(record[name], f"its field `{name}`", place)
     return record[name]
 

@@ -1,7 +1,7 @@
 """Files elsewhere: gs://, s3:// and what else `fsspec` reads, as streams.
 
-Imports the errors of the house alone; fsspec, and the library of the protocol, are loaded where such a path is named.
-Nothing is written there, and nothing is kept here but what is made of the data.
+Imports nothing of other rooms; fsspec, and the library of the protocol, are loaded where such a path is named. Nothing
+is written there, and nothing is kept here but what is made of the data.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Files of lines that are gone on with: a line counts once it is whole.
 
-Imports nothing but the errors of data. What a crash left of the last line is cut off where the file is opened again.
-One process writes it at a time. Each batch of lines is on disk before the next one is begun.
+Imports nothing of other rooms. What a crash left of the last line is cut off where the file is opened again. One
+process writes it at a time. Each batch of lines is on disk before the next one is begun.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Sliding windows: a stream of tokens, each predicted once from much before it.
 
-Imports the errors of the house alone. Windows begin `stride` tokens apart; of each but the first only the last `stride`
+Imports nothing of other rooms. Windows begin `stride` tokens apart; of each but the first only the last `stride`
 targets count, those that no window before it had. So a token is predicted from at least `window - stride` others.
 """
 

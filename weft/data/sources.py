@@ -1,7 +1,7 @@
 """Sources of data: texts, bytes, token arrays, pairs, images; what is held out.
 
-Imports the errors of the house alone. Opening a source finds its files and checks what was said about them; they are
-read only later. A source is a pure function of its files: their order is that of their names.
+Imports fields alone. Opening a source finds its files and checks what was said about them; they are read only later. A
+source is a pure function of its files: their order is that of their names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,25 +31,45 @@ class SourceTable:
     """The keys of the table `data` in a run's file, as `open_source` reads them."""
 
     path: str | list[str]
-    format: str = one_of(*FORMATS)
+    """A file, a folder, a name with stars, `s3://..`, or a list of these; `python` is Python's standard library."""
+    format: str = one_of(*FORMATS, default=None)
+    """How it is read; where not said, it follows from the name."""
     glob: str
-    documents: str = one_of("lines", "files")
+    """Which files of a folder are read, like `*.txt`; all if not said."""
+    documents: str = one_of("lines", "files", default=None)
+    """Whether each line is a document, or each file; where not said, it follows from the name."""
     field: str
+    """The key of the text in JSON lines, or the column in a table; `text` if not said, `messages` of chats."""
     fields: list[str]
+    """The two keys or columns of pairs, source and target: `["en", "fr"]`."""
     source: str
+    """The ending of the files that are translated from, like `en`: `train.en` of the path `train`."""
     target: str
+    """The ending of the files that are translated to."""
     dtype: str
+    """Of arrays of tokens without a header (`.bin`): `uint16`, `uint32`."""
     vocab: int
+    """Of arrays of tokens: all ids are below it; the tokenizer's if not said."""
     end: int = bounded(least=0)
+    """Of arrays of tokens: the id that ends a document."""
     range: list[int]
+    """Of `bytes` of one file: from which byte on, and before which: `[0, 90_000_000]`."""
     held_out: int | float = bounded(least=0)
+    """What is not learned from, to judge by: a share of the end (`0.05`), or a number of tokens or examples."""
     evaluation: str | list[str] | dict[str, Any]
+    """Other data to judge by: a path, or a table with keys of its own."""
     template: str
+    """The chat template: `chatml`, or a file; the tokenizer's if not said."""
     answers: str = one_of("all", "last")
+    """Of chats: whether all answers are learned, or only the last."""
     mixture: list[dict]
+    """`[[data.mixture]]`, several times: data of its own, each with a `weight`."""
     grows: bool
+    """Whether files may come to the folder while it is learned from."""
     longest_line: int
+    """The longest line that is read, in bytes; 1 MiB if not said."""
     expansion: int
+    """How many times its size a compressed file may unpack to; 1000 if not said."""
 
 
 SOURCE_KEYS = list(SourceTable.__dataclass_fields__)

@@ -1,7 +1,7 @@
 """Rows of the user's own that come one after the other, and batches of them.
 
-Imports the errors of the house alone. `state()` of what gives the rows says where it is, as JSON, and `restore(state)`
-goes on there: a checkpoint keeps the state after the last batch that was used, however far is read ahead.
+Imports nothing of other rooms. `state()` of what gives the rows says where it is, as JSON, and `restore(state)` goes on
+there: a checkpoint keeps the state after the last batch that was used, however far is read ahead.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import numpy as np
 
 from .batches import Batch, Prefetched, prefetched
 from .errors import DataError
-from .own import Row, RowForm
+from .own import Reading, Row, RowForm, plain_reading
 
 _PROBED = 3  # rows that are drawn to see whether a state is gone on from
 _MOST_KNOWN = 4  # of the last steps
@@ -25,10 +25,18 @@ class OwnStream:
     vocab: int | None = None
     bucket_of: np.ndarray | None = None
 
-    def __init__(self, open: Callable[[], Any], name: str, *, is_exact: bool, weighted: bool = False):
-        self.open, self.name, self.is_exact = open, name, is_exact
+    def __init__(
+        self,
+        open: Callable[[], Any],
+        name: str,
+        *,
+        is_exact: bool,
+        weighted: bool = False,
+        reading: Reading = plain_reading,
+    ):
+        self.open, self.name, self.is_exact, self._reading = open, name, is_exact, reading
         source = open()
-        rows = _EndlessRows(source, name)
+        rows = self.rows_of(source)
         self.form = RowForm(rows.next(), getattr(source, "dims", {}), name=name, weighted=weighted)
         if is_exact:
             self._check_exact(source, rows)
@@ -38,9 +46,13 @@ class OwnStream:
         """The names of what follows `batch` in each array."""
         return self.form.dims
 
+    def rows_of(self, source: Any, first: int = 0) -> "_EndlessRows":
+        """The rows of an iterable, which begins with the row of number `first`."""
+        return _EndlessRows(source, self.name, self._reading, first)
+
     def blocks(self, size: int) -> Iterator[list[Row]]:
         """All rows once, so many at a time; the last may be fewer."""
-        rows = (self.form.check(row) for row in self.open())
+        rows = (self.form.check(row) for row in self.rows_of(self.open()).once())
         while block := list(itertools.islice(rows, size)):
             yield block
 
@@ -60,7 +72,7 @@ class OwnStream:
             rows.next()
         state, other = self.state_of(source), self.open()
         other.restore(json.loads(state))
-        again = _EndlessRows(other, self.name)
+        again = self.rows_of(other, _PROBED)
         for number in range(_PROBED):
             one, two = (self.form.check(each.next()) for each in (rows, again))
             if differs := [key for key in one if not np.array_equal(one[key], two[key])]:
@@ -76,14 +88,28 @@ class OwnStream:
 class _EndlessRows:
     """The rows of an iterable, from its start again where they end."""
 
-    def __init__(self, source: Any, name: str):
-        self._source, self._name, self._rows = source, name, iter(source)
+    def __init__(self, source: Any, name: str, reading: Reading, first: int):
+        self._source, self._name, self._reading, self._at = source, name, reading, first
+        self._rows = self.once()
+
+    def once(self) -> Iterator[Any]:
+        """The rows up to the end."""
+        with self._reading(f"`{self._name}` could not be iterated over", ""):
+            rows = iter(self._source)
+        while True:
+            with self._reading(f"row {self._at} of `{self._name}` could not be read", "counted from the first one, 0"):
+                try:
+                    row = next(rows)
+                except StopIteration:
+                    return
+            self._at += 1
+            yield row
 
     def next(self) -> Any:
         for _ in range(2):
             for row in self._rows:
                 return row
-            self._rows = iter(self._source)
+            self._rows = self.once()
         raise DataError(
             f"`{self._name}` gives no rows", fix="give some; iterated over again at its end, it begins from its start"
         )
@@ -162,7 +188,7 @@ class StreamBatches:
         state, source = self._known.get(start), stream.open()
         if state is not None:
             source.restore(json.loads(state))
-        rows = _EndlessRows(source, stream.name)
+        rows = stream.rows_of(source, start * self.batch)
         for _ in range((step - start) * self.batch if stream.is_exact else 0):
             rows.next()
         while True:

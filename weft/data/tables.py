@@ -1,7 +1,7 @@
 """Tables: rows of Parquet and Arrow files, and saved Hugging Face `datasets`.
 
-Imports the errors of the house alone; pyarrow is loaded where a table is read. At no time are more rows in memory than
-a batch of them, and only the columns that are asked for are read.
+Imports errors and small_files alone; pyarrow is loaded where a table is read. At no time are more rows in memory than a
+batch of them, and only the columns that are asked for are read.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def table_rows(
             if watch is not None and rows:
                 watch.at(path.stat().st_size * number // rows)
     if watch is not None:
-        watch.finished(path)
+        watch.finish(path)
 
 
 def _open(path: Path, held: contextlib.ExitStack) -> tuple[list[str], int, Any]:

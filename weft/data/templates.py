@@ -1,7 +1,7 @@
 """Chat templates: messages as one text, and where in it the answers stand.
 
-Imports the errors of the house alone. A template is a program that comes with somebody's weights: it runs in a process
-of its own, in Jinja's sandbox (`sandbox`).
+Imports small_files alone. A template is a program that comes with somebody's weights: it runs in a process of its own,
+in Jinja's sandbox (`sandbox`).
 """
 
 import contextlib
@@ -51,7 +51,13 @@ class ChatTemplate:
         """While the process runs that the template is run in."""
         import_library("jinja2", f"the chat template of {self.name}")
         command = [sys.executable, "-I", str(Path(sandbox.__file__))]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C in a terminal does not reach it, which would print a traceback
+        )
         try:
             yield RunningTemplate(self, process)
         finally:

@@ -1,7 +1,7 @@
 """Tokenizers: bytes, SentencePiece (also trained here), and `tokenizer.json`.
 
-Imports the errors of the house alone; the libraries are loaded when a tokenizer of theirs is made. Two tokenizers with
-the same `key` give the same ids.
+Imports errors, fields and small_files alone; the libraries are loaded when a tokenizer of theirs is made. Two
+tokenizers with the same `key` give the same ids.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from .sources import Source
 PAD, END, UNKNOWN = 0, 1, 2
 BYTES, PIECES = "tokenizer.bytes.json", "tokenizer.model"
 NAMES = (BYTES, PIECES, JSON)
+OTHER_PIECES = "spiece.model"  # what T5's files call it
 _FIRST_BYTE = 3
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAMPLE = 10_000_000
@@ -43,14 +44,23 @@ _LONGEST_SENTENCE = 16_384
 class TokenizerTable:
     """The keys of a run's table `tokenizer`, as `open_tokenizer` reads them."""
 
-    kind: str = one_of(*KINDS)
+    kind: str = one_of(*KINDS, default=None)
+    """Bytes; pieces trained on the data (`sentencepiece`, or `bpe` of words); or the `tokenizer.json` at `path`.
+    A run without `tokenizer` reads bytes."""
     path: str
+    """A file or a folder with a tokenizer, in place of one that is trained."""
     vocab: int
+    """How many ids one that is trained has; 32,000 if not said."""
     model: str = one_of(*MODELS)
+    """What kind of pieces SentencePiece learns."""
     sample: int
+    """From how many characters SentencePiece learns; 10,000,000 if not said."""
     specials: bool
+    """Of bytes: whether there are ids for padding and ends beside them; as the data need it if not said."""
     end: str
+    """Of a `tokenizer.json`: the token that ends a document."""
     pad: str
+    """Of a `tokenizer.json`: the token that fills rows."""
 
 
 TOKENIZER_KEYS = list(TokenizerTable.__dataclass_fields__)
@@ -242,16 +252,27 @@ def open_tokenizer(
     )
 
 
+LOOKED_FOR = f"looked for {', '.join(f'`{name}`' for name in (*NAMES, OTHER_PIECES))}, and `{VOCAB}` with `{MERGES}`"
+
+
+def find_tokenizer(place: Path) -> Path | None:
+    """The file of a tokenizer, or the folder that has one in two; None without any."""
+    files = (place, *(place / name for name in (*NAMES, OTHER_PIECES)))
+    if found := next((file for file in files if is_file(file)), None):
+        return found
+    return place if is_file(place / VOCAB) and is_file(place / MERGES) else None
+
+
 def load_tokenizer(path: Path | str, *, end: str | None = None, pad: str | None = None) -> Tokenizer:
     """The tokenizer in a file, or in a folder where one was saved."""
     place = Path(path).expanduser()
-    file = next((file for file in (place, *(place / name for name in NAMES)) if is_file(file)), None)
-    if file is None and is_file(place / VOCAB) and is_file(place / MERGES):
+    file = find_tokenizer(place)
+    if file == place and not is_file(file):
         return read_merges(place, end=end, pad=pad)
     if file is None:
         raise DataError(
             f"there is no tokenizer at {short(place)}",
-            state=f"looked for {', '.join(f'`{name}`' for name in NAMES)}, and `{VOCAB}` with `{MERGES}`",
+            state=LOOKED_FOR,
             fix='give one of these files, or `tokenizer = "bytes"`, or train one: `kind = "sentencepiece"`',
         )
     if file.name == BYTES:

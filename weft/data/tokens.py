@@ -1,6 +1,6 @@
 """Tokenised documents in memory-mapped files: ids, and where each begins.
 
-Imports the errors of the house alone. Made once for a source and a tokenizer. Whoever opens it reads it once, for the
+Imports errors and small_files alone. Made once for a source and a tokenizer. Whoever opens it reads it once, for the
 sum of its bits, and then only the pages that its own rows lie on.
 """
 

@@ -100,7 +100,13 @@ def continue_texts(
             break
     if told is not None:
         told.close()
-    return texts.continued(sum(shares) / len(shares) if shares else None)
+    return texts.conclude(sum(shares) / len(shares) if shares else None)
+
+
+def unseen(model: TransformerLM, tokenizer: Tokenizer, prompt: str, *, tokens: int, is_begun: bool) -> int:
+    """How many of a prompt's first tokens the model has no room to look at."""
+    count = len(_encode(tokenizer, prompt, is_begun))
+    return count - next(windows(count, tokens, model.config.length))[0]
 
 
 class _Texts:
@@ -135,7 +141,7 @@ class _Texts:
             )
         return Pieces(lambda ids: self._text(0, ids), self._most, stream)
 
-    def continued(self, accepted: float | None) -> list[Continued]:
+    def conclude(self, accepted: float | None) -> list[Continued]:
         return [
             Continued(prompt, self._text(place, ids), len(ids), is_ended, accepted)
             for place, (prompt, ids, is_ended) in enumerate(zip(self._prompts, self.written, self.ended, strict=True))

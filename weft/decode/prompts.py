@@ -115,6 +115,13 @@ def check_positions(model: Any, most: int, steps: int) -> None:
             f"{most} tokens and {steps} more need {needed} positions, and the model has {room}",
             fix=f"shorten the prompts, or ask for at most {max(room - most, 0)} tokens",
         )
+    stretch = model.config.stretch if model.config.positions == "rotary" else None
+    if stretch is not None and stretch.kind == "longrope" and most <= stretch.length < needed:
+        raise DimError(
+            f"{most} tokens and {steps} more go beyond {stretch.length} positions (`rotary_length`), where LongRoPE "
+            "turns all keys otherwise, those in the KV cache too",
+            fix=f"ask for at most {stretch.length - most} tokens, or pad the prompts to more than {stretch.length}",
+        )
 
 
 def _rows(prompts: Any, vocab: int) -> list[np.ndarray]:

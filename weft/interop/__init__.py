@@ -14,17 +14,17 @@ from ..mesh import MeshLike, as_mesh
 from ..namespace import namespace as _namespace
 from .by_path import load_weights, save_weights
 from .companions import carry
-from .files import SHARD_BYTES, WeightsError
+from .files import SHARD_BYTES, FolderLike, WeightsError
 from .loading import ModelFolder, load_model
 from .saving import save_model
 
 
-def read_config(folder: Any, **changes: Any) -> Any:
+def read_config(folder: FolderLike, **changes: Any) -> Any:
     """The configuration of the model in a folder, with some fields changed."""
     return ModelFolder(Path(folder)).config(changes)
 
 
-def load(folder: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None, **changes: Any) -> Any:
+def load(folder: FolderLike, mesh: MeshLike | None = None, layout: LayoutLike | None = None, **changes: Any) -> Any:
     """The model in a folder, sharded as the layout stores it.
 
     On a mesh each processor reads only its own slices. `changes` are fields of its configuration (`remat=False`).
@@ -47,11 +47,11 @@ def load(folder: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = 
 
 def save(
     model: Any,
-    folder: Any,
+    folder: FolderLike,
     *,
     shard_bytes: int = SHARD_BYTES,
     keys: Mapping[str, Any] | None = None,
-    like: Any = None,
+    like: FolderLike | None = None,
     tokenizer: bool = True,
 ) -> None:
     """Writes the model as `transformers` reads it.

@@ -3,6 +3,7 @@
 Imports the models, `files` and `mapping`. An architecture is a table with its checks; `loading` and `saving` act on it.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,10 +24,15 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu2": "relu2",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
 }
 LM_HEAD = "lm_head.weight"
 _LARGEST = 2**31
 ACTIVATION_NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
+"""The first name of each, which is written."""
 
 
 _CLASS = r"(For\w+|Model|LMHeadModel|DoubleHeadsModel|EncoderModel|WithLMHeadModel|PreTrainedModel)"
@@ -41,7 +47,8 @@ _COMPUTED_ELSEWHERE: dict[str, tuple[Any, ...]] = {
         "num_experts n_shared_experts shared_expert_intermediate_size first_k_dense_replace mlp_only_layers "
         "q_lora_rank altup_num_inputs attn_output_gate layer_norm_type rope_scaling rope_parameters "
         "scale_attn_by_inverse_layer_idx add_cross_attention router_jitter_noise multi_query new_decoder_architecture "
-        "normalize_embeddings use_post_norm interleaved".split(),
+        "normalize_embeddings use_post_norm interleaved rotary_emb_base "
+        "per_layer_config fusion_config transformers_weights".split(),
         (),
     ),
     **dict.fromkeys(
@@ -52,17 +59,20 @@ _COMPUTED_ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "rope_type": ("default",),
 }
-"""Keys of other families that change numbers, with the values that do not beside those that leave them out.
+"""Keys of other families that change numbers, with the values that do not; where none is given, those of `_OFF`.
 
 A file may be one of those families under another's name. Those that an architecture reads are its own.
 """
+
+_OF_LLAMA = {"rope_parameters", "rope_scaling", "attention_bias", "mlp_bias"}
 
 NEUTRAL: dict[str, Any] = {
     "bias": "", "group": 1, "gated": False, "experts": 0, "scale_scores": True, "prefix": False, "tied_scale": False,
     "norm_place": "pre", "norm_offset": False, "qk_norm": "none", "query_scalar": None, "scale_by_layer": False,
     "softcap": None, "logits_softcap": None, "window": None, "pattern": "", "local_base": None, "parallel": False,
     "rotary_share": 1.0, "stretch": None, "embedding_scale": False, "relative_by_layer": False, "gating": "switch",
-    "normalised": None, "expert_ff": None, "shared_experts": 0,
+    "normalised": None, "expert_ff": None, "shared_experts": 0, "scoring": "softmax", "choice_bias": False,
+    "routed_scale": 1.0, "cross_attention": False,
 }  # fmt: skip
 """What fields that change numbers must be, where an architecture neither fixes nor chooses them."""
 
@@ -98,6 +108,8 @@ class Architecture:
     """The class of a configuration, where there are several."""
     older: Callable[[str], str] = str
     """What older files call a tensor."""
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other names of keys, which count in files too."""
 
     def class_name_of(self, config: Any) -> str:
         """The class of `transformers` that a model of this configuration is."""
@@ -114,7 +126,7 @@ class Architecture:
     def check_family(self, keys: "Keys") -> None:
         """Raises where `config.json` asks for what this architecture does not compute."""
         named = keys.values.get("architectures")
-        for name in named if isinstance(named, list) else ():
+        for name in named if isinstance(named, list) else [named] if isinstance(named, str) else ():
             if not re.fullmatch(self.family + _CLASS, str(name), re.IGNORECASE):
                 raise WeightsError(
                     f"`model_type` is {self.model_type!r} and `architectures` {name!r} in {keys.path}",
@@ -130,7 +142,8 @@ class Architecture:
             if key == "layer_types":
                 is_harmless = isinstance(value, list) and all(kind == "full_attention" for kind in value)
             else:
-                is_harmless = key not in _COMPUTED_ELSEWHERE or value in _OFF or value in _COMPUTED_ELSEWHERE[key]
+                neutral = _COMPUTED_ELSEWHERE.get(key, (value,))
+                is_harmless = value is None or value in (neutral or _OFF)
             if not is_harmless:
                 raise WeightsError(
                     f"`{key}` is {value!r:.60} in {keys.path}, which a {self.model_type} in weft does not compute",
@@ -149,6 +162,17 @@ class Architecture:
                 raise self.no_form(config, field, wanted)
 
 
+def find_foreign(values: Mapping[str, Any]) -> list[str]:
+    """The keys of a `config.json` that change numbers, and that no Llama has."""
+
+    def is_foreign(key: str, value: Any) -> bool:
+        neutral = _COMPUTED_ELSEWHERE.get(key, (value,)) or _OFF
+        holds_model = key.endswith("_config") and isinstance(value, Mapping)
+        return value is not None and (value not in neutral or holds_model) and key not in _OF_LLAMA
+
+    return sorted(key for key, value in values.items() if is_foreign(key, value))
+
+
 def with_softmax(config: Any, entries: Sequence[FileEntry], head: str = LM_HEAD) -> list[FileEntry]:
     """The entries, and that of the embedding of the logits where it is not tied."""
     return [*entries, *([] if config.tied else [FileEntry("softmax.table", head, "vocab d_model")])]
@@ -162,9 +186,23 @@ def tied_copy(table: str, head: str = LM_HEAD) -> Callable[[Any], Mapping[str, s
 class Keys:
     """The keys of a `config.json`; each is checked where it is read."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path):
-        self.values, self.path = values, path
+    def __init__(self, values: Mapping[str, Any], path: Path, tensors: int = _LARGEST):
+        self.values, self.path, self._tensors = values, path, tensors
         self.seen: set[str] = set()
+
+    def resolve(self, aliases: Mapping[str, str]) -> "Keys":
+        """The keys by one name each; an error where two names of one do not say the same."""
+        values = dict(self.values)
+        for alias, key in aliases.items():
+            if alias not in values:
+                continue
+            said = values.pop(alias)
+            if said is not None and values.setdefault(key, said) != said:
+                raise WeightsError(
+                    f"`{key}` is {values[key]!r:.60} and `{alias}`, another name of it, {said!r:.60} in {self.path}",
+                    fix="keep the one that the tensors were trained with",
+                )
+        return Keys(values, self.path, self._tensors)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, which then is read."""
@@ -176,27 +214,42 @@ class Keys:
         values = self.get(key)
         if values is not None and not isinstance(values, Mapping):
             raise self.wrong(key, "an object")
-        return Keys(values or {}, self.path)
+        return Keys(values or {}, self.path, self._tensors)
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number; it must be there unless there is a default."""
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`; it must be there unless there is a default."""
         value = self.get(key)
         value = default if value is None else value
         if value is None:
             raise WeightsError(f"{self.path} has no `{key}`", fix=f"add it, as in `{key}: 16`")
-        if not is_whole(value, 0) or value >= _LARGEST:
-            raise self.wrong(key, f"a whole number below {_LARGEST:,}")
+        if not is_whole(value, least) or value >= _LARGEST:
+            raise self.wrong(key, f"a whole number {f'from {least} on, ' if least else ''}below {_LARGEST:,}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def count(self, key: str, default: int | None = None) -> int:
+        """How many layers there are."""
+        value = self.size(key, default)
+        self.check_count("layers", value)
+        return value
+
+    def check_count(self, what: str, value: Any) -> None:
+        """Raises where there are to be more layers or experts than tensors."""
+        if isinstance(value, int) and value > self._tensors:
+            raise WeightsError(
+                f"{self.path} says that there are {value:,} {what}, and there are {self._tensors} tensors",
+                fix="fetch the files again",
+            )
+
+    def number(self, key: str, default: float, *, above: float = -math.inf) -> float:
+        """A finite number, which is larger than `above`."""
         value = self.get(key, default)
-        if not is_real(value) or not math.isfinite(value):
-            raise self.wrong(key, "a finite number")
+        if not is_real(value) or not math.isfinite(value) or not value > above:
+            raise self.wrong(key, "a finite number" if above == -math.inf else f"a finite number above {above:g}")
         return float(value)
 
-    def maybe_size(self, key: str, default: int | None = None) -> int | None:
+    def maybe_size(self, key: str, default: int | None = None, *, least: int = 1) -> int | None:
         """A whole number, or None where the file says null."""
-        return None if self.get(key, default) is None else self.size(key, default)
+        return None if self.get(key, default) is None else self.size(key, default, least=least)
 
     def maybe_number(self, key: str, default: float | None = None) -> float | None:
         """A number, or None where the file says null."""
@@ -233,5 +286,5 @@ class Keys:
 
     def wrong(self, key: str, wanted: str) -> WeightsError:
         return WeightsError(
-            f"`{key}` is {self.values[key]!r} in {self.path}, which is not {wanted}", fix=f"give {wanted}"
+            f"`{key}` is {self.values.get(key)!r:.60} in {self.path}, which is not {wanted}", fix=f"give {wanted}"
         )

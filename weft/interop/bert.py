@@ -22,7 +22,7 @@ _KINDS = {"classes": "ForSequenceClassification", "token_classes": "ForTokenClas
 def head_dims(keys: Keys) -> dict[str, int]:
     """`heads` and `d_kv` of a model whose heads share its width."""
     d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    if not heads or d_model % heads:
+    if d_model % heads:
         raise WeightsError(
             f"`hidden_size` is {d_model} and `num_attention_heads` {heads} in {keys.path}",
             fix="give a number of heads that divides it",
@@ -39,10 +39,7 @@ def check_heads(config: Any, architecture: Architecture) -> None:
 def class_count(keys: Keys) -> int:
     """How many classes a head tells apart: `num_labels`, or as many as have names."""
     names = keys.values.get("id2label")
-    count = keys.size("num_labels", len(names) if isinstance(names, Mapping) else 2)
-    if count < 1:
-        raise keys.wrong("num_labels", "a whole number above 0")
-    return count
+    return keys.size("num_labels", len(names) if isinstance(names, Mapping) else 2)
 
 
 def class_keys(count: int) -> dict[str, Any]:
@@ -57,18 +54,18 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("add_cross_attention", False)
     dropout = keys.number("hidden_dropout_prob", 0.1)
     others = keys.values.get("classifier_dropout")
-    padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
+    padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0, least=0)
     return {
         **head_dims(keys),
         **_head(keys, names),
-        "layers": keys.size("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers"),
         "d_ff": keys.size("intermediate_size"),
         "vocab": keys.size("vocab_size"),
         "length": keys.size("max_position_embeddings", 512),
         "max_length": keys.size("max_position_embeddings", 512),
         "token_types": keys.size("type_vocab_size", 2),
         "activation": keys.activation("hidden_act", "gelu"),
-        "epsilon": keys.number("layer_norm_eps", 1e-12),
+        "epsilon": keys.number("layer_norm_eps", 1e-12, above=0),
         "dropout": dropout,
         "hidden_dropout": 0.0,
         "attention_dropout": keys.number("attention_probs_dropout_prob", 0.1),

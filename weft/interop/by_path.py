@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from ..dims import Shape
 from ..errors import RegionError, closest
@@ -18,15 +17,15 @@ from ..layout import LayoutLike, Region, as_layout, open_region
 from ..mesh import MeshLike, as_mesh
 from ..nn import shapes
 from ..nn.freezing import map_paths, tensors_by_path
-from ..spmd.place import check_values, sharding_of
+from ..spmd.place import check_values, sharding_as_stored
 from ..spmd.together import wait_for_all
 from ..tensor import Tensor, is_tensor, make
-from .files import DTYPES, SHARD_BYTES, Stored, Weights, WeightsError, check_free, write
+from .files import DTYPES, SHARD_BYTES, FolderLike, Stored, Weights, WeightsError, check_free, write
 from .saving import gather_whole
 
 
 def save_weights(
-    module: Any, folder: Any, *, shard_bytes: int = SHARD_BYTES, note: Mapping[str, Any] | None = None
+    module: Any, folder: FolderLike, *, shard_bytes: int = SHARD_BYTES, note: Mapping[str, Any] | None = None
 ) -> None:
     """Writes all weights of a module into a new folder, named by their paths.
 
@@ -57,7 +56,9 @@ def save_weights(
     wait_for_all(f"after saving {folder.name}")
 
 
-def load_weights(module: Any, folder: Any, mesh: MeshLike | None = None, layout: LayoutLike | None = None) -> Any:
+def load_weights(
+    module: Any, folder: FolderLike, mesh: MeshLike | None = None, layout: LayoutLike | None = None
+) -> Any:
     """The module with the weights that `save_weights` wrote, sharded as stored.
 
     The module holds its weights without values, or others; it is what says their names and dims.
@@ -79,9 +80,8 @@ def load_weights(module: Any, folder: Any, mesh: MeshLike | None = None, layout:
             return x
         have, want = source.stored[path], x.dims
         if have.shape != want.sizes:
-            fact = (
-                f"`{path}` has shape {list(have.shape)} in {source.where(path)}, and is [{_sized(want)}] in the module"
-            )
+            there = f"{list(have.shape)} in {source.where(path)}"
+            fact = f"`{path}` has shape {there}, and is [{_list_sizes(want)}] in the module"
             raise WeightsError(fact, fix="make the module with the sizes it was saved with")
         return _read(source, path, x, region)
 
@@ -90,8 +90,7 @@ def load_weights(module: Any, folder: Any, mesh: MeshLike | None = None, layout:
 
 def _read(source: Weights, path: str, x: Tensor, region: Region | None) -> Tensor:
     dtype = np.dtype(x.dtype)
-    alone = SingleDeviceSharding(jax.devices()[0])
-    sharding = alone if region is None else sharding_of(x.dims, x.kind.store, region)
+    sharding = sharding_as_stored(x, region)
 
     def slice_of(index: Any) -> np.ndarray:
         return np.asarray(source.read(path, index)).astype(dtype)
@@ -99,5 +98,5 @@ def _read(source: Weights, path: str, x: Tensor, region: Region | None) -> Tenso
     return make(jax.make_array_from_callback(x.dims.sizes, sharding, slice_of), x.dims, None, x.kind)
 
 
-def _sized(dims: Shape) -> str:
+def _list_sizes(dims: Shape) -> str:
     return " ".join(f"{dim.name}={dim.size}" for dim in dims)

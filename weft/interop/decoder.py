@@ -30,7 +30,7 @@ def base_fields(
     keys.must_be("is_causal", None, True)
     d_model, queries = keys.size("hidden_size"), keys.size("num_attention_heads")
     heads = keys.size("num_key_value_heads", queries)
-    if not heads or queries % heads:
+    if queries % heads:
         raise WeightsError(
             f"`num_attention_heads` is {queries} and `num_key_value_heads` {heads} in {keys.path}",
             fix="give a number of heads of keys and values that divides that of queries",
@@ -42,7 +42,7 @@ def base_fields(
         )
     length = keys.size("max_position_embeddings", length)
     return {
-        "layers": keys.size("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers"),
         "d_model": d_model,
         "heads": heads,
         "group": queries // heads,
@@ -52,7 +52,7 @@ def base_fields(
         "length": length,
         "max_length": length,
         "activation": keys.activation(activation, "silu"),
-        "epsilon": keys.number("rms_norm_eps", epsilon),
+        "epsilon": keys.number("rms_norm_eps", epsilon, above=0),
         "attention_dropout": keys.number("attention_dropout", 0.0),
         "tied": keys.flag("tie_word_embeddings", tied),
     }

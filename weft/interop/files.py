@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ from ..small_files import MOST_BYTES, Reader, is_file, short
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 DTYPES = {"F32": np.dtype("float32"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("float16")}
 SHARD_BYTES = 5 * 10**9
+FolderLike: TypeAlias = str | os.PathLike[str]
 _WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -84,12 +85,13 @@ class Weights:
                 continue
             if part.get_dtype() not in DTYPES:
                 raise WeightsError(
-                    f"tensor `{name}` in {path} holds {part.get_dtype()}",
+                    f"tensor `{short(name)}` in {path} holds {part.get_dtype()}",
                     fix=f"convert it to one of {', '.join(map(str, DTYPES.values()))}",
                 )
             if name in self.stored:
                 raise WeightsError(
-                    f"tensor `{name}` is in both {self.where(name)} and {path}", fix="take it out of one of them"
+                    f"tensor `{short(name)}` is in both {self.where(name)} and {path}",
+                    fix="take it out of one of them",
                 )
             self.stored[name] = Stored(name, DTYPES[part.get_dtype()], tuple(part.get_shape()))
             self._file_of[name] = file
@@ -99,13 +101,13 @@ class Weights:
         for name, file in index.items():
             if self._file_of.get(name) != file:
                 raise WeightsError(
-                    f"tensor `{name}` is not in {self.folder / file}, where the index says it is",
+                    f"tensor `{short(name)}` is not in {self.folder / file}, where the index says it is",
                     state=f"index: {self.folder / INDEX}",
                     fix="fetch the file again, or make the index anew",
                 )
         if unnamed := next((name for name in self.stored if name not in index), None):
             raise WeightsError(
-                f"tensor `{unnamed}` in {self.where(unnamed)} is not in the index {self.folder / INDEX}",
+                f"tensor `{short(unnamed)}` in {self.where(unnamed)} is not in the index {self.folder / INDEX}",
                 fix="take the tensor out, or add it to `weight_map`",
             )
 
@@ -129,11 +131,14 @@ def _index(folder: Path) -> dict[str, str] | None:
     if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise WeightsError(f"{folder / INDEX} has no `weight_map` from tensors to files", fix="fetch the index again")
     for name, file in files.items():
-        if Path(file).name != file or not is_file(folder / file):
+        is_name = Path(file).name == file
+        if not is_name or not is_file(folder / file):
             raise WeightsError(
                 f"{folder / INDEX} says that tensor `{short(name)}` is in {short(file)!r}, which is no file of the "
                 "folder",
-                fix=f"fetch {short(file)!r} into {folder}",
+                fix=f"fetch {short(file)!r} into {folder}"
+                if is_name
+                else "fetch the index again: it names files alone",
             )
     return files
 
@@ -167,11 +172,13 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
                 f"{there}",
                 fix="fetch the file again",
             )
-    return WeightsError(f"{path} is no safetensors file: {error}", fix="fetch the file again")
+    return WeightsError(f"{path} is no safetensors file: {error!s:.200}", fix="fetch the file again")
 
 
 def check_free(folder: Path) -> None:
     """Raises where something is there already."""
+    if folder.is_symlink():
+        raise WeightsError(f"{folder} is a link, and a folder that is made takes its place", fix="name a new folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise WeightsError(f"{folder} is there already, and not empty", fix="name a new folder, or delete this one")
 

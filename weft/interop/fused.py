@@ -20,16 +20,21 @@ def _phi3_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("resid_pdrop", 0, 0.0)
     keys.must_be("embd_pdrop", 0, 0.0)
     fields = base_fields(keys, length=4096, epsilon=1e-5)
-    keys.get("original_max_position_embeddings")  # says something to `longrope` alone, which is refused
-    return (
-        fields | rope_fields(keys, length=fields["length"], share=1.0) | {"window": keys.maybe_size("sliding_window")}
-    )
+    keys.get("original_max_position_embeddings")  # says something to `longrope` alone
+    rope = rope_fields(keys, length=fields["length"], share=1.0, first=4096)
+    if (kind := rope.get("rotary_scaling", "longrope")) != "longrope":
+        raise WeightsError(
+            f"rotations are scaled by {kind!r} (`rope_type`) in {keys.path}, which no Phi-3 computes",
+            fix="only 'default' and 'longrope' are read",
+        )
+    return fields | rope | {"window": keys.maybe_size("sliding_window")}
 
 
 def _phi3_keys(config: LMConfig) -> dict[str, Any]:
-    if config.stretch is not None:
-        raise PHI3.no_form(config, "rotary_stretch", 1.0)
+    check_amplitude(PHI3, config, ("longrope",))
     keys = base_keys(config) | rope_keys(config, has_share=True)
+    if config.stretch is not None:
+        keys["original_max_position_embeddings"] = config.rotary_length
     return keys | {"sliding_window": config.window, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 
 
@@ -75,14 +80,15 @@ _BIASED, _UNBIASED = "q k v o in out norm", "in out norm"
 
 def _neox_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    if not heads or d_model % heads:
+    if d_model % heads:
         raise WeightsError(
             f"`hidden_size` is {d_model} and `num_attention_heads` {heads} in {keys.path}",
             fix="give a number of heads that divides it",
         )
+    keys.must_be("head_dim", None, d_model // heads)  # by which `transformers` counts the channels that turn
     length = keys.size("max_position_embeddings", 2048)
     return {
-        "layers": keys.size("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers"),
         "d_model": d_model,
         "heads": heads,
         "d_kv": d_model // heads,
@@ -91,7 +97,7 @@ def _neox_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "length": length,
         "max_length": length,
         "activation": keys.activation("hidden_act", "gelu"),
-        "epsilon": keys.number("layer_norm_eps", 1e-5),
+        "epsilon": keys.number("layer_norm_eps", 1e-5, above=0),
         "dropout": keys.number("hidden_dropout", 0.0),
         "hidden_dropout": 0.0,
         "attention_dropout": keys.number("attention_dropout", 0.0),
@@ -113,7 +119,7 @@ def _neox_rope(keys: Keys, length: int) -> dict[str, Any]:
             raise WeightsError(
                 f"`{usual}` is {keys.get(usual)!r} and `{own}` {said!r} in {keys.path}", fix=f"give `{own}` alone"
             )
-    return rope_fields(keys, length=length, share=0.25)
+    return rope_fields(keys, length=length, share=0.25, names=("rotary_emb_base", "rotary_pct"))
 
 
 def _neox_keys(config: LMConfig) -> dict[str, Any]:

@@ -59,9 +59,14 @@ def _size_keys(config: LMConfig, activation: str) -> dict[str, Any]:
 def _alternating_fields(keys: Keys, length: int, kinds: Any) -> dict[str, Any]:
     """Of Gemma 2 and 3: windows by layer, the scale of scores."""
     fields = _sizes(keys, "hidden_activation", length)
+    if keys.get("hidden_activation") is None and fields["activation"] != "gelu_tanh":
+        raise WeightsError(
+            f"`hidden_act` is {keys.get('hidden_act')!r} in {keys.path}, which has no `hidden_activation`",
+            fix="give `hidden_activation`, which alone counts in these files",
+        )
     types = [_FULL if kinds(i) else _LOCAL for i in range(fields["layers"])]
     fields |= window_fields(keys, types, keys.maybe_size("sliding_window", 4096))
-    return fields | {"query_scalar": keys.number("query_pre_attn_scalar", 256.0)}
+    return fields | {"query_scalar": keys.number("query_pre_attn_scalar", 256.0, above=0)}
 
 
 def _alternating_keys(architecture: Architecture, config: LMConfig) -> dict[str, Any]:
@@ -92,17 +97,17 @@ def _gemma2_keys(config: LMConfig) -> dict[str, Any]:
 def _gemma3_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     period = keys.size("sliding_window_pattern", 6)
     keys.must_be("attn_logit_softcapping", None)  # `transformers` says it, and does not compute it
-    fields = _alternating_fields(keys, 131_072, lambda i: (i + 1) % max(period, 1) == 0)
+    fields = _alternating_fields(keys, 131_072, lambda i: (i + 1) % period == 0)
     fields["logits_softcap"] = keys.maybe_number("final_logit_softcapping")
     of_global = rope_fields(keys, length=fields["length"], base=_GLOBAL_BASE, within=_FULL)
     local = keys.within("rope_parameters").within(_LOCAL)
-    if (kind := local.get("rope_type", "default")) != "default" or local.get("factor") is not None:
+    if (kind := local.get("rope_type", local.get("type", "default"))) != "default" or local.get("factor") is not None:
         raise WeightsError(
             f"rotations of local layers are scaled by {kind!r:.60} (`rope_type`) in {keys.path}, which weft does not "
             "compute",
             fix="only models whose local layers have `default` ones are read",
         )
-    base = local.number("rope_theta", keys.number("rope_local_base_freq", _LOCAL_BASE))
+    base = local.number("rope_theta", keys.number("rope_local_base_freq", _LOCAL_BASE, above=0), above=0)
     if not fields["window"]:
         return fields | of_global
     if not fields["pattern"]:  # all layers are local ones

@@ -17,10 +17,9 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop")
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    keys.must_be("add_cross_attention", False)
     keys.must_be("is_causal", None, True)
     d_model, heads = keys.size("n_embd"), keys.size("n_head")
-    if not heads or d_model % heads:
+    if d_model % heads:
         raise WeightsError(
             f"`n_embd` is {d_model} and `n_head` {heads} in {keys.path}", fix="give a number of heads that divides it"
         )
@@ -32,7 +31,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
             stacklevel=user_stacklevel(),
         )
     return {
-        "layers": keys.size("n_layer"),
+        "layers": keys.count("n_layer"),
         "d_model": d_model,
         "heads": heads,
         "d_kv": d_model // heads,
@@ -41,7 +40,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "length": keys.size("n_positions"),
         "max_length": keys.size("n_positions"),
         "activation": keys.activation("activation_function", "gelu_new"),
-        "epsilon": keys.number("layer_norm_epsilon", 1e-5),
+        "epsilon": keys.number("layer_norm_epsilon", 1e-5, above=0),
         "dropout": dropout,
         "attention_dropout": keys.number("attn_pdrop", 0.1),
         "hidden_dropout": 0.0,
@@ -49,6 +48,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "tied": keys.flag("tie_word_embeddings", True),
         "scale_scores": keys.flag("scale_attn_weights", True),
         "scale_by_layer": keys.flag("scale_attn_by_inverse_layer_idx", False),
+        "cross_attention": keys.flag("add_cross_attention", False),
     }
 
 
@@ -69,13 +69,25 @@ def _keys(config: LMConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "scale_attn_weights": config.scale_scores,
         "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
+        "add_cross_attention": config.cross_attention,
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
+_CROSS = {
+    "memory_norm.scale": ("ln_cross_attn.weight", "d_model"),
+    "memory_norm.bias": ("ln_cross_attn.bias", "d_model"),
+    "memory_attention.q": ("crossattention.q_attn.weight", "d_model heads*d_kv"),
+    "memory_attention.q_bias": ("crossattention.q_attn.bias", "heads*d_kv"),
+    "memory_attention.o": ("crossattention.c_proj.weight", "heads*d_kv d_model"),
+    "memory_attention.o_bias": ("crossattention.c_proj.bias", "d_model"),
+}
+
+
 def _entries(config: LMConfig) -> list[FileEntry]:
     layers, block, ours = tuple(range(config.layers)), "transformer.h.{layers}", "decoder.layers"
+    entries: list[FileEntry] = []
     names = {
         "attention_norm.scale": ("ln_1.weight", "d_model"),
         "attention_norm.bias": ("ln_1.bias", "d_model"),
@@ -88,7 +100,17 @@ def _entries(config: LMConfig) -> list[FileEntry]:
         "feed_forward.w_out": ("mlp.c_proj.weight", "d_ff d_model"),
         "feed_forward.out_bias": ("mlp.c_proj.bias", "d_model"),
     }
-    entries = [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
+    if config.cross_attention:
+        names |= _CROSS
+        for part, letter in enumerate("kv"):
+            share = Share(-1, part * config.d_model, 2 * config.d_model)
+            for ours_name, name, dims in (
+                (letter, "weight", "d_model heads*d_kv"),
+                (f"{letter}_bias", "bias", "heads*d_kv"),
+            ):
+                path = f"{ours}.memory_attention.{ours_name}"
+                entries.append(FileEntry(path, f"{block}.crossattention.c_attn.{name}", dims, layers, share))
+    entries += [FileEntry(f"{ours}.{path}", f"{block}.{name}", dims, layers) for path, (name, dims) in names.items()]
     for part, letter in enumerate("qkv"):
         fused, share = f"{block}.attn.c_attn", Share(-1, part * config.d_model, 3 * config.d_model)
         entries += [
@@ -110,12 +132,18 @@ GPT2 = Architecture(
     LMConfig,
     family="GPT2",
     fixed={"norm": "layer", "positions": "learned", "tied_scale": False, "bias": "q k v o in out norm"},
-    chosen=("scale_scores", "scale_by_layer"),
+    chosen=("scale_scores", "scale_by_layer", "cross_attention"),
     fields=_fields,
     keys=_keys,
     entries=_entries,
     copies=tied_copy("transformer.wte.weight"),
     repeated=lambda config: {},
-    unused=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",  # masks
+    unused=r"(transformer\.)?h\.\d+\.(attn|crossattention)\.(bias|masked_bias)",  # masks
     prefix="transformer.",
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )

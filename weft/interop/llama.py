@@ -105,7 +105,7 @@ MISTRAL = _plain("mistral", "Mistral", fixed={}, chosen=("window",), fields=_mis
 
 def _qwen_windows(keys: Keys, layers: int) -> dict[str, Any]:
     window = keys.maybe_size("sliding_window", 4096) if keys.flag("use_sliding_window", False) else None
-    full = layers if window is None else min(keys.size("max_window_layers", 28), layers)
+    full = layers if window is None else min(keys.size("max_window_layers", 28, least=0), layers)
     keys.get("max_window_layers")
     return window_fields(keys, ["full_attention"] * full + ["sliding_attention"] * (layers - full), window)
 

@@ -10,13 +10,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ..errors import closest
+from ..errors import WeftError, closest
 from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..nn.weights import Weight, path_text
+from ..small_files import short
 from ..spmd.place import sharding_of
 from ..tensor import parameter
-from .architecture import Architecture, Keys
+from .architecture import Architecture, Keys, find_foreign
 from .files import CONFIG, Weights, WeightsError, read_json
 from .mapping import Parameter, check_shapes, dtypes_of, parameters
 from .table import ARCHITECTURES, DIFFERS, choose
@@ -29,10 +30,14 @@ class ModelFolder:
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise WeightsError(f"there is no folder {folder}", fix="give the folder that holds config.json")
+            fix = "give the folder that holds config.json"
+            if not folder.is_absolute() and len(folder.parts) == 2 and not folder.parent.exists():
+                fix = f"fetch it, and give that folder: `hf download {folder.as_posix()} --local-dir {folder.name}`"
+            raise WeightsError(f"there is no folder {folder}", fix=fix)
         self.keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
         name = self._model_type()
         self.weights = Weights(folder, ARCHITECTURES[name].unused)
+        self.keys = Keys(self.keys.values, self.keys.path, len(self.weights.stored))
         self.architecture: Architecture = choose(name, self.weights.stored)
 
     def _model_type(self) -> str:
@@ -40,12 +45,20 @@ class ModelFolder:
         if not isinstance(name, str) or name not in ARCHITECTURES:
             said = f"says that it is {name!r:.60}" if "model_type" in self.keys.values else "has no `model_type`"
             known = ", ".join(f"`{family}`" for family in sorted(ARCHITECTURES))
-            why = f" ({DIFFERS[name]})" if isinstance(name, str) and name in DIFFERS else ""
+            why = f" ({differs})" if (differs := self._find_difference(name)) else ""
             raise WeightsError(
                 f"{self.keys.path} {said}, which weft cannot read{why}",
                 fix=f"only these are read: {known}; another kind under one of these names computes wrong numbers",
             )
         return name
+
+    def _find_difference(self, name: Any) -> str:
+        """In what a family that is not read differs: as known, or as its file says."""
+        if isinstance(name, str) and name in DIFFERS:
+            return DIFFERS[name]
+        foreign = [f"`{short(key)}`" for key in find_foreign(self.keys.values)]
+        more = f" and {len(foreign) - 6} more" if len(foreign) > 6 else ""
+        return f"its file says {', '.join(foreign[:6])}{more}, which change what is computed" if foreign else ""
 
     def config(self, changes: Mapping[str, Any]) -> Any:
         """The configuration that `config.json` stands for, with some fields changed."""
@@ -58,22 +71,17 @@ class ModelFolder:
                 fix=closest(unknown, known),
             )
         made.check_family(self.keys)
+        self.keys = self.keys.resolve(made.aliases)
         fields: dict[str, Any] = {"name": self.weights.folder.resolve().name, "family": made.model_type}
         fields |= {**made.fixed, **self._dtypes()}
         fields |= made.fields(self.keys, self.weights.stored) | dict(changes)
         made.check_unread(self.keys)
-        self._check_counts(fields)
-        return made.kind(**fields)
-
-    def _check_counts(self, fields: Mapping[str, Any]) -> None:
-        """Raises where there are to be more layers or experts than tensors."""
-        count = len(self.weights.stored)
         for field in ("layers", "experts"):
-            if isinstance(fields.get(field), int) and fields[field] > count:
-                raise WeightsError(
-                    f"{self.keys.path} says that there are {fields[field]:,} {field}, and there are {count} tensors",
-                    fix="fetch the files again",
-                )
+            self.keys.check_count(field, fields.get(field))
+        try:
+            return made.kind(**fields)
+        except WeftError as error:  # of sizes that do not fit together, by our names for them
+            raise type(error)(error.fact, state=f"config: {self.keys.path}", fix=error.fix) from None
 
     def _dtypes(self) -> dict[str, str]:
         """The largest tensor's dtype, and to compute in: bfloat16, or else float32."""
@@ -186,7 +194,8 @@ def _check_extra(source: ModelFolder, known: set[str]) -> None:
     for name in stored:
         if name not in known and not re.fullmatch(source.architecture.unused, name):
             raise WeightsError(
-                f"tensor `{name}` in {source.weights.where(name)} has no place in a {source.architecture.model_type}",
+                f"tensor `{short(name)}` in {source.weights.where(name)} has no place in a "
+                f"{source.architecture.model_type}",
                 state=f"config: {source.keys.path}",
                 fix="take it out of the file; or `config.json` belongs to another model",
             )

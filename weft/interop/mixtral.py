@@ -34,7 +34,7 @@ _CHOSEN = (*CHOSEN, "experts", "window", "normalised")
 
 def _chosen_experts(keys: Keys, count: int, default: int) -> dict[str, Any]:
     top_k = keys.size("num_experts_per_tok", default)
-    if not 1 <= top_k <= count:
+    if top_k > count:
         raise WeightsError(
             f"`num_experts_per_tok` is {top_k} of {count} experts in {keys.path}", fix=f"give one from 1 to {count}"
         )
@@ -87,13 +87,14 @@ def _family(name: str, family: str, **how: Any) -> Architecture:
         copies=tied_copy("model.embed_tokens.weight"),
         repeated=lambda config: {},
         unused=UNUSED,
+        aliases={"num_experts": "num_local_experts"},
         **how,
     )
 
 
 def _mixtral_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     fields = fields_with_rope(keys, length=131_072, epsilon=1e-5, base=1_000_000.0)
-    fields |= _chosen_experts(keys, keys.size("num_local_experts", keys.size("num_experts", 8)), 2)
+    fields |= _chosen_experts(keys, keys.size("num_local_experts", 8), 2)
     jitter = keys.number("router_jitter_noise", 0.0)
     return fields | {"window": keys.maybe_size("sliding_window"), "normalised": True, "jitter": jitter}
 
@@ -131,9 +132,9 @@ MIXTRAL = _family(
 def _qwen3_moe_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     keys.must_be("mlp_only_layers", None, [])
     fields = fields_with_rope(keys, length=32_768) | {"bias": bias_of(keys)}
-    fields |= _chosen_experts(keys, keys.size("num_local_experts", keys.size("num_experts", 128)), 8)
+    fields |= _chosen_experts(keys, keys.size("num_local_experts", 128), 8)
     every, width = keys.size("decoder_sparse_step", 1), keys.size("moe_intermediate_size", 768)
-    if not every or fields["layers"] % every:
+    if fields["layers"] % every:
         raise WeightsError(
             f"`decoder_sparse_step` is {every} of {fields['layers']} layers in {keys.path}",
             fix="only models with experts in the last of every so many layers are read",

@@ -32,7 +32,7 @@ def _layer_kinds(keys: Keys, layers: int) -> list[str]:
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.size("global_attn_every_n_layers", 3)
-        return ["local" if i % max(every, 1) else "global" for i in range(layers)]
+        return ["local" if i % every else "global" for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
         raise keys.wrong("layer_types", f"a list of {layers} of {' and '.join(_KINDS)}")
     return [_KINDS[kind] for kind in kinds]
@@ -43,15 +43,19 @@ def _bases(keys: Keys) -> list[float]:
     bases = []
     for kind, (older, default) in _BASES.items():
         rope = keys.within("rope_parameters").within(kind)
-        rope.must_be("rope_type", "default")
-        bases.append(rope.number("rope_theta", keys.number(older, default)))
+        for name in ("rope_type", "type"):
+            rope.must_be(name, "default")
+        bases.append(rope.number("rope_theta", keys.number(older, default, above=0), above=0))
     return bases
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
-    layers = keys.size("num_hidden_layers")
+    layers = keys.count("num_hidden_layers")
     if layers < 2:
         raise keys.wrong("num_hidden_layers", "a whole number from 2 on")
+    sizes = head_dims(keys)
+    keys.must_be("head_dim", None, sizes["d_kv"])  # by which `transformers` counts the channels that turn
+    keys.must_be("sliding_window", None, keys.size("local_attention", 128) // 2)  # which sets the other
     kinds, (base, local_base) = _layer_kinds(keys, layers), _bases(keys)
     has_local = "local" in kinds
     biases = {"q k v o": ("attention_bias", False), "in gate out": ("mlp_bias", False), "norm": ("norm_bias", False)}
@@ -63,9 +67,9 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
             WeftWarning,
             stacklevel=user_stacklevel(),
         )
-    padding = keys.size("pad_token_id", 50283) if keys.get("pad_token_id", 50283) is not None else None
+    padding = keys.size("pad_token_id", 50283, least=0) if keys.get("pad_token_id", 50283) is not None else None
     return {
-        **head_dims(keys),
+        **sizes,
         **_head(keys, names),
         "layers": layers,
         "d_ff": keys.size("intermediate_size"),
@@ -73,7 +77,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         "length": keys.size("max_position_embeddings", 8192),
         "max_length": keys.size("max_position_embeddings", 8192),
         "activation": keys.activation("hidden_activation", "gelu"),
-        "epsilon": keys.number("norm_eps", 1e-5),
+        "epsilon": keys.number("norm_eps", 1e-5, above=0),
         "bias": " ".join(named for named, (key, default) in biases.items() if keys.flag(key, default)),
         "pattern": " ".join(kinds) if has_local else "",
         "window": keys.size("local_attention", 128) // 2 + 1 if has_local else None,

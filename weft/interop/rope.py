@@ -8,11 +8,13 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..checks import is_real
 from .architecture import Keys
 from .files import WeightsError
 
 _LENGTH = "original_max_position_embeddings"
 _SCALING = {"rotary_stretch": "factor", "rotary_low": "low_freq_factor", "rotary_high": "high_freq_factor"}
+_BY_WAVE = {"rotary_short": "short_factor", "rotary_long": "long_factor"}
 _OF_KIND = {
     "default": (),
     "linear": ("factor",),
@@ -22,33 +24,49 @@ _OF_KIND = {
         "factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned",
         _LENGTH,
     ),
+    "longrope": ("factor", *_BY_WAVE.values(), "attention_factor", _LENGTH),
 }  # fmt: skip
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
-ROTARY = ("rotary_base", "rotary_share", "stretch")
-"""Fields of RoPE that change numbers."""
+_FORMERLY = ("su", "yarn")  # what Phi-3's first files call `longrope`
 
 
 def rope_fields(
-    keys: Keys, *, length: int, base: float = 10_000.0, share: float | None = None, within: str | None = None
+    keys: Keys,
+    *,
+    length: int,
+    base: float = 10_000.0,
+    share: float | None = None,
+    within: str | None = None,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+    first: int | None = None,
 ) -> dict[str, Any]:
     """The fields of RoPE, for a model of so many positions.
 
     `base` and `share` are those of a file that says nothing, `share` of a family that may turn only some channels;
-    `within` names the layers whose RoPE it is, where kinds of layers have one each.
+    `within` names the layers whose RoPE it is, where kinds of layers have one each; `names` are what the family's older
+    files call base and share. `first` is how many positions a family's model was first trained at, where a file does
+    not say so beside its RoPE.
     """
     parameters = keys.within("rope_parameters")
     scaling = keys.within("rope_scaling")
     rope = parameters if parameters.values else scaling
-    _check_agreement(keys, parameters.values, scaling.values)
-    if within is not None and any(isinstance(value, Mapping) for value in rope.values.values()):
+    base = keys.number(names[0], base, above=0)
+    share = None if share is None else keys.number(names[1], share)
+    _check_agreement(keys, parameters.values, scaling.values, base, share)
+    if within is not None and parameters.values:
+        if not any(isinstance(value, Mapping) for value in parameters.values.values()):
+            raise WeightsError(
+                f"`rope_parameters` does not say of which layers it speaks in {keys.path}",
+                fix=f"give it by kinds of layers, as in {{{within!r}: {{'rope_type': 'default'}}}}",
+            )
         rope = rope.within(within)
-    base = keys.number("rotary_emb_base", keys.number("rope_theta", base))
+        rope.must_be("truncate", True)  # `transformers` does not look for it there
     if share is None:
         rope.must_be("partial_rotary_factor", 1, 1.0)
-    else:
-        share = keys.number("rotary_pct", keys.number("partial_rotary_factor", share))
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind not in _OF_KIND:
+    if kind in _FORMERLY and "long_factor" in rope.values:
+        kind = "longrope"
+    if not isinstance(kind, str) or kind not in _OF_KIND:
         raise WeightsError(
             f"rotations are scaled by {kind!r:.60} (`rope_type`) in {keys.path}, which weft does not compute",
             fix=f"only {', '.join(f'`{known}`' for known in _OF_KIND)} are read",
@@ -60,7 +78,7 @@ def rope_fields(
             fix=f"only models without `{key}` are read so: numbers would be wrong",
         )
     fields = {
-        "rotary_base": rope.number("rope_theta", base),
+        "rotary_base": rope.number("rope_theta", base, above=0),
         "rotary_share": rope.number("partial_rotary_factor", share or 1.0),
     }
     if not 0 < fields["rotary_share"] <= 1:
@@ -68,28 +86,39 @@ def rope_fields(
             f"RoPE turns a share of {fields['rotary_share']} of the channels (`partial_rotary_factor`) in {keys.path}",
             fix="give one above 0, and at most 1",
         )
-    return fields if kind == "default" else fields | {"rotary_scaling": kind} | _scaling(keys, rope, kind, length)
+    return (
+        fields if kind == "default" else fields | {"rotary_scaling": kind} | _scaling(keys, rope, kind, length, first)
+    )
 
 
-def _check_agreement(keys: Keys, parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
-    """Raises where a file says RoPE's scaling twice, and not alike."""
-    by_one_name = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
-    for key, value in by_one_name.items() if parameters else ():
-        if parameters.get(key, "default" if key == "rope_type" else None) != value:
+def _check_agreement(
+    keys: Keys, parameters: Mapping[str, Any], scaling: Mapping[str, Any], base: float, share: float | None
+) -> None:
+    """Raises where a file says RoPE twice, and not alike; `base`, `share` beside it."""
+    if not parameters or not scaling:
+        return
+    beside = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 1.0 if share is None else share}
+    flat = {key: value for key, value in parameters.items() if not isinstance(value, Mapping)}
+    of_scaling, of_parameters = (
+        beside | {"rope_type" if key == "type" else key: value for key, value in said.items()}
+        for said in (scaling, flat)
+    )
+    for key in of_scaling | of_parameters:
+        one, other = of_scaling.get(key), of_parameters.get(key)
+        if one != other:
             raise WeightsError(
-                f"`rope_scaling` has {value!r:.60} for `{key}`, and `rope_parameters` {parameters.get(key)!r:.60}, in "
-                f"{keys.path}",
+                f"`rope_scaling` has {one!r:.60} for `{key}`, and `rope_parameters` {other!r:.60}, in {keys.path}",
                 fix="keep the one the model was trained with",
             )
 
 
-def _scaling(keys: Keys, rope: Keys, kind: str, length: int) -> dict[str, Any]:
+def _scaling(keys: Keys, rope: Keys, kind: str, length: int, first: int | None) -> dict[str, Any]:
     """The fields of a scaling of RoPE."""
     if kind == "llama3":
         return _by_waves(rope)
-    first = keys.maybe_size(_LENGTH) or rope.maybe_size(_LENGTH) or length
-    if rope.get("factor") is None and kind == "yarn":
-        factor = length / first
+    first = keys.maybe_size(_LENGTH, first) or rope.maybe_size(_LENGTH) or length
+    if rope.get("factor") is None and kind in ("yarn", "longrope"):
+        factor = max(length / first, 1.0) if kind == "longrope" else length / first
     elif "factor" in rope.values:
         factor = rope.number("factor", 1.0)
     else:
@@ -98,6 +127,9 @@ def _scaling(keys: Keys, rope: Keys, kind: str, length: int) -> dict[str, Any]:
         raise WeightsError(
             f"`factor` is {factor} beside `rope_type` {kind!r} in {keys.path}", fix="give one of at least 1"
         )
+    if kind == "longrope":
+        by_wave = {field: _numbers(rope, key) for field, key in _BY_WAVE.items()}
+        return {**by_wave, "rotary_stretch": factor, "rotary_length": first} | _by_length(rope, factor, first)
     if kind != "yarn":
         return {"rotary_stretch": factor, "rotary_length": length}
     slow, fast = rope.maybe_number("beta_slow", 1.0) or 1.0, rope.maybe_number("beta_fast", 32.0) or 32.0
@@ -115,17 +147,38 @@ def _scaling(keys: Keys, rope: Keys, kind: str, length: int) -> dict[str, Any]:
     }
 
 
+def _numbers(rope: Keys, key: str) -> str:
+    """A list of numbers above 0, as the text that a configuration has for it."""
+    values = rope.get(key)
+    if not isinstance(values, list) or not all(is_real(value) and 0 < value < math.inf for value in values):
+        raise WeightsError(
+            f"`{key}` is {values!r:.60} beside `rope_type` 'longrope' in {rope.path}",
+            fix="give a list of numbers above 0, one for each pair of channels that turn",
+        )
+    return " ".join(map(repr, map(float, values)))
+
+
+def _by_length(rope: Keys, factor: float, first: int) -> dict[str, float]:
+    """By how much LongRoPE makes queries and keys larger: said, or by its paper."""
+    said = rope.maybe_number("attention_factor")
+    if said is None:
+        if first < 2 and factor > 1:
+            raise WeightsError(f"`{_LENGTH}` is {first} in {rope.path}", fix="give one of at least 2")
+        said = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(first))
+    return {"rotary_amplitude": said}
+
+
 def _amplitude(rope: Keys, factor: float) -> float:
     """By how much YaRN makes queries and keys larger: said, or as its paper suggests."""
     said = rope.maybe_number("attention_factor")
     if said is not None:
         return said
 
-    def suggested(weight: float) -> float:
+    def suggest(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     one, all_dims = rope.maybe_number("mscale"), rope.maybe_number("mscale_all_dim")
-    return suggested(one) / suggested(all_dims) if one and all_dims else suggested(1.0)
+    return suggest(one) / suggest(all_dims) if one and all_dims else suggest(1.0)
 
 
 def _by_waves(rope: Keys) -> dict[str, Any]:
@@ -164,6 +217,9 @@ def rope_scaling(config: Any) -> dict[str, Any]:
             _LENGTH: config.rotary_length
         }
     scaling = {"rope_type": kind, "factor": config.rotary_stretch}
+    if kind == "longrope":
+        by_wave = {key: list(map(float, getattr(config, field).split())) for field, key in _BY_WAVE.items()}
+        return scaling | by_wave | {_LENGTH: config.rotary_length, "attention_factor": config.rotary_amplitude}
     if kind != "yarn":
         return scaling
     return scaling | {
@@ -181,7 +237,7 @@ def check_amplitude(architecture: Any, config: Any, kinds: Collection[str] = _OF
         return
     if config.rotary_scaling not in kinds:
         raise architecture.no_form(config, "rotary_scaling", next(iter(kinds)))
-    if config.rotary_scaling != "yarn" and config.rotary_amplitude != 1:
+    if config.rotary_scaling not in ("yarn", "longrope") and config.rotary_amplitude != 1:
         raise architecture.no_form(config, "rotary_amplitude", 1.0)
     if config.rotary_scaling == "dynamic" and config.rotary_length != config.max_positions:
         raise architecture.no_form(config, "rotary_length", config.max_positions)

@@ -23,7 +23,7 @@ from .mapping import Parameter, parameters, tensors_to_write
 from .modernbert import MODERNBERT
 from .switch import SWITCH
 from .t5 import T5, T5_ENCODER, UMT5, UMT5_ENCODER
-from .table import DECODERS, remembered
+from .table import DECODERS, recall
 from .vit import VIT
 
 
@@ -83,7 +83,7 @@ def _config_of(model: Any) -> Any:
 
 def _architecture_of(config: Any) -> Architecture:
     """The architecture whose form the model has, or nearly has."""
-    if (found := remembered(config)) is not None:
+    if (found := recall(config)) is not None:
         return found
     if isinstance(config, ViTConfig):
         return VIT

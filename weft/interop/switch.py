@@ -16,6 +16,7 @@ from .files import WeightsError
 from .mapping import FileEntry
 
 _STACKS = ("encoder", "decoder")
+_SEPARATE = "separate_embeddings"  # a key of ours: false where the two tables of an untied file are one
 _UNUSED_TABLE = r"shared\.weight"
 
 
@@ -23,7 +24,7 @@ def _every(keys: Keys, layers: int) -> int:
     """Every how many layers there is one with experts, by the library's own rule."""
     steps = []
     for key in ("num_sparse_encoder_layers", "num_sparse_decoder_layers"):
-        count = keys.size(key, 3)
+        count = keys.size(key, 3, least=0)
         step = layers // count if count else layers
         sparse = [i for i in range(layers) if step == 1 or (step > 0 and i % step == 1)]
         if step < 1 or layers % step or sparse != list(range(step - 1, layers, step)):
@@ -37,15 +38,9 @@ def _every(keys: Keys, layers: int) -> int:
             f"the encoder has experts in every {steps[0]} layers and the decoder in every {steps[1]} in {keys.path}",
             fix="only models with as many in both are read",
         )
+    for stack in _STACKS:
+        keys.must_be(f"{stack}_sparse_step", None, steps[0])  # which the library takes where it is there
     return steps[0]
-
-
-def _room(keys: Keys) -> int:
-    """How many tokens of a sequence an expert takes."""
-    room = keys.size("expert_capacity", 64)
-    if room < 1:
-        raise keys.wrong("expert_capacity", "a whole number above 0")
-    return room
 
 
 def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
@@ -59,13 +54,14 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
             fix="only models with experts and as many layers in both are read",
         )
     experts, tied = keys.size("num_experts", 8), keys.flag("tie_word_embeddings", True)
+    is_separate = not tied and keys.flag(_SEPARATE, True)
     return {
         **{key: size for key, size in sizes.items() if key != "decoder_layers"},
         "experts": experts,
         "every": _every(keys, sizes["layers"]),
-        "expert_room": _room(keys),
+        "expert_room": keys.size("expert_capacity", 64),  # tokens of a sequence
         "balance_over": "sequences",
-        "separate_embeddings": not tied and {f"{stack}.embed_tokens.weight" for stack in _STACKS} <= set(names),
+        "separate_embeddings": is_separate and {f"{stack}.embed_tokens.weight" for stack in _STACKS} <= set(names),
         **dict.fromkeys(("length", "max_length"), keys.size("n_positions", 512)),
         "activation": keys.activation("dense_act_fn", "relu"),
         "tied": tied,
@@ -93,6 +89,7 @@ def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "router_z_loss_coef": config.router_z_loss,
         "router_bias": False,
         "router_dtype": "float32",
+        **({} if config.tied or config.separate_embeddings else {_SEPARATE: False}),
     }
 
 
@@ -122,7 +119,7 @@ def _expert_entries(stack: str, layers: list[int], place: str) -> list[FileEntry
     ]
 
 
-def _repeated(config: Seq2SeqConfig) -> dict[str, str]:
+def _list_repeated(config: Seq2SeqConfig) -> dict[str, str]:
     """What files of untied models hold beside: a table that nothing uses."""
     if config.separate_embeddings:
         return {"shared.weight": f"{_STACKS[0]}.embed_tokens.weight"}
@@ -141,6 +138,7 @@ SWITCH = Architecture(
     keys=_keys,
     entries=_entries,
     copies=lambda config: {} if config.separate_embeddings else t5.copies(config),
-    repeated=_repeated,
+    repeated=_list_repeated,
     unused=rf"{t5.UNUSED}|{_UNUSED_TABLE}",
+    aliases=t5.ALIASES,
 )

@@ -39,13 +39,14 @@ FIXED: dict[str, Any] = {
 def sizes(keys: Keys) -> dict[str, Any]:
     """The fields that all encoder-decoders of this family have."""
     keys.must_be("is_encoder_decoder", True)
+    keys.must_be("is_causal", None, True)
     return _shared_sizes(keys)
 
 
 def _shared_sizes(keys: Keys) -> dict[str, Any]:
-    layers = keys.size("num_layers")
-    others = keys.size("num_decoder_layers", layers)
-    padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0)
+    layers = keys.count("num_layers")
+    others = keys.count("num_decoder_layers", layers)
+    padding = None if keys.values.get("pad_token_id", 0) is None else keys.size("pad_token_id", 0, least=0)
     buckets, farthest = (keys.size(key, default) for key, default in zip(_BUCKETS, (32, 128), strict=True))
     if buckets < 4 or farthest <= buckets // 2:
         raise WeightsError(
@@ -63,9 +64,9 @@ def _shared_sizes(keys: Keys) -> dict[str, Any]:
         "buckets": buckets,
         "farthest": farthest,
         "dropout": keys.number("dropout_rate", 0.1),
-        "epsilon": keys.number("layer_norm_epsilon", 1e-6),
+        "epsilon": keys.number("layer_norm_epsilon", 1e-6, above=0),
         "padding": padding,
-        "start": keys.size("decoder_start_token_id", padding or 0),
+        "start": keys.size("decoder_start_token_id", padding or 0, least=0),
     }
 
 
@@ -80,8 +81,18 @@ def _encoder_fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
 def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
     """The keys of those fields."""
     return {
-        "num_layers": config.layers,
+        **_stack_keys(config),
         "num_decoder_layers": config.of_decoder.layers,
+        "decoder_start_token_id": config.start,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": config.tied,
+    }
+
+
+def _stack_keys(config: Seq2SeqConfig | EncoderConfig) -> dict[str, Any]:
+    """The keys that a model of an encoder alone has too."""
+    return {
+        "num_layers": config.layers,
         "d_model": config.d_model,
         "num_heads": config.heads,
         "d_kv": config.d_kv,
@@ -92,9 +103,6 @@ def size_keys(config: Seq2SeqConfig) -> dict[str, Any]:
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.epsilon,
         "pad_token_id": config.padding,
-        "decoder_start_token_id": config.start,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": config.tied,
     }
 
 
@@ -147,22 +155,7 @@ def _room(keys: Keys) -> dict[str, Any]:
 
 
 def _encoder_keys(config: EncoderConfig) -> dict[str, Any]:
-    return _written_keys(
-        {
-            "num_layers": config.layers,
-            "d_model": config.d_model,
-            "num_heads": config.heads,
-            "d_kv": config.d_kv,
-            "d_ff": config.d_ff,
-            "vocab_size": config.vocab,
-            "relative_attention_num_buckets": config.buckets,
-            "relative_attention_max_distance": config.farthest,
-            "dropout_rate": config.dropout,
-            "layer_norm_epsilon": config.epsilon,
-            "pad_token_id": config.padding,
-        },
-        config,
-    )
+    return _written_keys(_stack_keys(config), config)
 
 
 def _keys(config: Seq2SeqConfig) -> dict[str, Any]:
@@ -260,6 +253,7 @@ def _encoder_entries(config: EncoderConfig) -> list[FileEntry]:
 
 
 # Some files have a bias by distance for what the decoder takes from the encoder; no model ever used it.
+ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
 T5 = Architecture(
@@ -275,6 +269,7 @@ T5 = Architecture(
     copies=copies,
     repeated=lambda config: {},
     unused=UNUSED,
+    aliases=ALIASES | {"head_dim": "d_kv"},
 )
 
 MT5 = dataclasses.replace(

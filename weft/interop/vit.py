@@ -40,7 +40,7 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
     if has_pooler:
         keys.must_be("pooler_act", "tanh")
     images, patches = _sides(keys, "image_size", 224), _sides(keys, "patch_size", 16)
-    if any(not patch or side % patch for side, patch in zip(images, patches, strict=True)):
+    if any(side % patch for side, patch in zip(images, patches, strict=True)):
         raise WeightsError(
             f"`image_size` is {images} and `patch_size` {patches} in {keys.path}",
             fix="only images that patches fill are read",
@@ -51,10 +51,10 @@ def _fields(keys: Keys, names: Collection[str]) -> dict[str, Any]:
         **head_dims(keys),
         **sizes,
         "in_channels": keys.size("num_channels", 3),
-        "layers": keys.size("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers"),
         "d_ff": keys.size("intermediate_size"),
         "activation": keys.activation("hidden_act", "gelu"),
-        "epsilon": keys.number("layer_norm_eps", 1e-12),
+        "epsilon": keys.number("layer_norm_eps", 1e-12, above=0),
         "dropout": keys.number("hidden_dropout_prob", 0.0),
         "attention_dropout": keys.number("attention_probs_dropout_prob", 0.0),
         "hidden_dropout": 0.0,

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-BACKENDS = ("triton", "interpret", "plain")
-"""A kernel on an NVIDIA GPU; the same one step by step, anywhere; all scores at once, in jnp."""
+from .plain import Backend
 
 NARROWEST, WIDEST = 16, 256
 TILE, WARPS = 8192, 4
@@ -34,7 +33,7 @@ def attend_cached(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    backend: str = "triton",
+    backend: Backend = "triton",
 ) -> tuple[Any, Any, Any]:
     """What each query takes [rows heads group width]; the cache with the new ones.
 
@@ -93,7 +92,7 @@ def parts_for(rows: int, heads: int, memory: int) -> int:
 
 @functools.cache
 def _call(
-    token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softcap: float | None, backend: str, tuning: Any
+    token: Any, shape: Any, dtype: Any, kept: Any, *, scale: float, softcap: float | None, backend: Backend, tuning: Any
 ) -> Any:
     """The kernel for a token and a cache of these shapes."""
     from jax.experimental import pallas as pl

@@ -59,17 +59,17 @@ def _differentiable(kernel: AttentionKernel, *, causal: bool, window: int | None
         return forward(q, k, v, bias, places)[0]
 
     def forward(q: Any, k: Any, v: Any, bias: Any, places: Any) -> Any:
-        result, log_sum = kernel.forward(q, k, v, bias=_added(q.dtype, see, bias, places), **how)
+        result, log_sum = kernel.forward(q, k, v, bias=_make_bias(q.dtype, see, bias, places), **how)
         return result, (q, k, v, bias, places, log_sum, result)
 
     def backward(kept: Any, gradient: Any) -> Any:
         q, k, v, bias, places, log_sum, result = kept
         ends = log_sum, result, gradient
         if bias is None:
-            added = _added(q.dtype, see, None, places)
+            added = _make_bias(q.dtype, see, None, places)
             d_q, d_k, d_v = kernel.backward(q, k, v, *ends, bias=added, **how)
             return d_q, d_k, d_v, None, None
-        added, pull_back = jax.vjp(functools.partial(_added, q.dtype, see, places=places), bias)
+        added, pull_back = jax.vjp(functools.partial(_make_bias, q.dtype, see, places=places), bias)
         d_q, d_k, d_v, d_added = kernel.backward(q, k, v, *ends, bias=added, has_bias_gradient=True, **how)
         if see is not None:
             d_added = jnp.where(see(*places), d_added, jnp.zeros((), d_added.dtype))  # of a query that sees none
@@ -79,7 +79,7 @@ def _differentiable(kernel: AttentionKernel, *, causal: bool, window: int | None
     return run
 
 
-def _added(dtype: Any, see: See | None, bias: Any, places: Sequence[Any]) -> Any:
+def _make_bias(dtype: Any, see: See | None, bias: Any, places: Sequence[Any]) -> Any:
     """What is added to scores: the bias, and `UNSEEN` where keys are not seen."""
     if see is None:
         return bias

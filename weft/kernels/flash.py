@@ -14,10 +14,8 @@ import jax.numpy as jnp
 
 from . import counter, passes, plain
 from .blocks import GROUP, Blocks, Seen, Tile, blocks_for, bounds
+from .plain import Backend
 from .tiles import LOG2E, How
-
-BACKENDS = ("triton", "interpret", "plain")
-"""A kernel on an NVIDIA GPU; the same one step by step, anywhere; all scores at once, in jnp."""
 
 
 def flash_attention(
@@ -37,7 +35,7 @@ def flash_attention(
     seed: Any = None,
     origin: Sequence[Any] = (0, 0, 0, 0),
     is_within: bool | None = None,
-    backend: str = "triton",
+    backend: Backend = "triton",
     blocks: Blocks | None = None,
 ) -> Any:
     """The mean of the values each query sees, by how well keys answer: as `q`.
@@ -74,7 +72,7 @@ def prepare(
     seed: Any,
     origin: Sequence[Any],
     is_within: bool | None = None,
-    backend: str,
+    backend: Backend,
     blocks: Blocks | None = None,
     **how: Any,
 ) -> tuple["Flash", dict[str, Any]]:
@@ -121,7 +119,7 @@ class Flash:
     dropout: float
     is_aligned: bool
     sees_itself: bool
-    backend: str
+    backend: Backend
     blocks: Blocks
 
     def __call__(self, q: Any, k: Any, v: Any, bias: Any, extra: dict[str, Any]) -> Any:

@@ -40,7 +40,7 @@ class Tiles:
     warps: int = 8
     stages: int = 4
 
-    def fitted(self, *widths: int) -> "Tiles":
+    def fit(self, *widths: int) -> "Tiles":
         """The same with columns and inner pieces that divide the matrices' widths."""
         columns, inner = (
             max((n for n in (256, 128, 64, 32, 16) if n <= most and not any(w % n for w in widths)), default=0)
@@ -56,7 +56,7 @@ def can_do(rows: Any, weights: Any, tiles: Tiles = TILES) -> str | None:
     """Why the kernel cannot do it, if so; arrays, or their shapes and dtypes."""
     if rows.dtype not in (jnp.bfloat16, jnp.float16):
         return f"the kernel takes bfloat16 and float16, and rows are {rows.dtype}"
-    if not tiles.fitted(*weights.shape[1:]).columns:
+    if not tiles.fit(*weights.shape[1:]).columns:
         return f"the matrices are {weights.shape[1]} x {weights.shape[2]}, and the kernel takes multiples of 16"
     return None
 
@@ -131,10 +131,10 @@ def _by_group(
 ) -> Any:
     """The product with each block's matrix, or with it turned round."""
     inner, columns = weights.shape[1:][::-1] if is_turned else weights.shape[1:]
-    tiles = tiles.fitted(*weights.shape[1:])
-    blocks, across = len(places.group), columns // tiles.columns
+    tiles = tiles.fit(*weights.shape[1:])
+    blocks, across, groups = len(places.group), columns // tiles.columns, len(weights)
 
-    def kernel(group_ref: Any, x_ref: Any, w_ref: Any, out_ref: Any) -> None:
+    def kernel(group_ref: Any, first_ref: Any, x_ref: Any, w_ref: Any, out_ref: Any) -> None:
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import triton
 
@@ -150,18 +150,20 @@ def _by_group(
             w = w_ref[group, own_columns, piece].T if is_turned else w_ref[group, piece, own_columns]
             return total + triton.dot(x_ref[own_rows, piece], w)
 
-        total = lax.fori_loop(0, inner // tiles.inner, add, jnp.zeros((tiles.rows, tiles.columns), "float32"))
+        # Blocks after the last group's hold no row: where experts are split, most of them.
+        pieces = jnp.where(block < first_ref[groups], inner // tiles.inner, 0)
+        total = lax.fori_loop(0, pieces, add, jnp.zeros((tiles.rows, tiles.columns), "float32"))
         out_ref[own_rows, own_columns] = total.astype(out_ref.dtype)
 
     out = jax.ShapeDtypeStruct((len(x), columns), x.dtype)
     flops = 2 * len(places.place) * inner * columns
-    return _call(kernel, blocks * across, out, tiles, interpret, flops)(places.group, x, weights)
+    return _call(kernel, blocks * across, out, tiles, interpret, flops)(places.group, places.first, x, weights)
 
 
 def _of_group(x: Any, gradient: Any, places: BlockPlaces, dtype: Any, tiles: Tiles, interpret: bool) -> Any:
     """For each group the sum over its rows of `x gradient`: [groups d f]."""
     d, f = x.shape[1], gradient.shape[1]
-    tiles = tiles.fitted(d, f)
+    tiles = tiles.fit(d, f)
     high = min(tiles.rows, tiles.columns, d)
     groups, down, across = len(places.first) - 1, d // high, f // tiles.columns
 

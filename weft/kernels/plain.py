@@ -1,13 +1,15 @@
 """Attention on plain arrays with all scores held, to compare kernels with."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from . import counter
 
+Backend: TypeAlias = Literal["triton", "interpret", "plain"]
+"""A kernel on an NVIDIA GPU; the same one step by step, anywhere; all scores at once, in jnp."""
 UNSEEN = -1e9
 """The score of a key that is not seen: a query that sees none takes the mean of all."""
 

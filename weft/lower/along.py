@@ -34,7 +34,7 @@ class Along:
         self.own = self.meeting.local_sizes([self.dim])[0]
         self.ways = self.meeting.ways(self.dim)
 
-    def rearranged(self, size: int) -> "Along":
+    def rearrange(self, size: int) -> "Along":
         """The same, of this size and still stored, for an op that only rearranges values."""
         self._take(meet([self.x], into=self.resized(size), along=self.dim))
         return self
@@ -45,10 +45,10 @@ class Along:
 
     def local(self, compute: Callable[[Any], Any]) -> Any:
         """`compute` of the slice, which varies over the axes the dim is split over."""
-        return self.meeting.run(lambda a: compute(as_varying(self._filled(a), self.axes)), [self.x])
+        return self.meeting.run(lambda a: compute(as_varying(self._fill(a), self.axes)), [self.x])
 
-    def _filled(self, array: Any) -> Any:
-        return array if self.padding is ANYTHING else self.meeting.filled(array, self.x.dims, self.padding, [self.dim])
+    def _fill(self, array: Any) -> Any:
+        return array if self.padding is ANYTHING else self.meeting.fill(array, self.x.dims, self.padding, [self.dim])
 
     def start(self) -> Any:
         """The place in the whole where this processor's slice starts."""
@@ -57,7 +57,7 @@ class Along:
     def same_shape(self, array: Any) -> Tensor:
         return result(array, self.x.dims, self.meeting.region)
 
-    def replaced(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
+    def drop(self, array: Any, new: tuple[Dim, ...]) -> Tensor:
         """The tensor of an array without the dim, or with whole ones in its place."""
         placed = self.meeting.placement(self.x.dims)
         at = self.position

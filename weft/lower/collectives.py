@@ -261,15 +261,15 @@ def _own_slice_of_equal(array: Any, axes: Axes, position: int, ways: int) -> Any
     region = open_region()
 
     @jax.custom_vjp
-    def sliced(whole: Any) -> Any:
+    def slice_own(whole: Any) -> Any:
         return _own_slice(whole, axes, position, ways)
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
         with tracing_in(region):  # a gradient may be taken from outside
             return (all_gather_equal(gradient, axes, position),)
 
-    sliced.defvjp(lambda whole: (_own_slice(whole, axes, position, ways), None), backward)
-    return sliced(array)
+    slice_own.defvjp(lambda whole: (_own_slice(whole, axes, position, ways), None), backward)
+    return slice_own(array)
 
 
 def from_first(array: Any, axes: Axes) -> Any:

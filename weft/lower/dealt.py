@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..dims import Dim
+import jax.numpy as jnp
+
+from ..dims import Dim, DimLike, Shape
+from ..errors import DimError
+from ..tensor import Tensor
+from .rules import state_of
 
 MICROBATCH = "microbatch"
 
@@ -50,6 +55,24 @@ def dealing(name: str, count: int, number: Any) -> Iterator[None]:
         yield
     finally:
         _dealt.reset(token)
+
+
+def deal_rows(x: Tensor, rows: DimLike, count: int, *, option: str) -> tuple[Any, Shape]:
+    """The rows here dealt out to microbatches, which come first; the dims of one.
+
+    Row i goes to microbatch i mod their number: no row moves to another processor.
+    """
+    position, ways = x.dims.position(rows), x.ways(rows)
+    dim, step = x.dims[position], ways * count
+    if dim.size % step:
+        raise DimError(
+            f"`{dim.name}` (size {dim.size}, split {ways} ways) does not divide into {count} microbatches",
+            state=state_of(x),
+            fix=f"make it a multiple of {step} (nearest: {-(-dim.size // step) * step}), or choose another `{option}`",
+        )
+    shape = x.raw.shape
+    array = x.raw.reshape(*shape[:position], shape[position] // count, count, *shape[position + 1 :])
+    return jnp.moveaxis(array, position + 1, 0), x.dims.resized({dim.name: dim.size // count})
 
 
 def dealt_among(dims: Sequence[Dim]) -> Dealt | None:

@@ -25,7 +25,7 @@ _arrays: set[type] = set()
 _NUMBERS = (int, float)
 
 
-def compiled(fn: Callable[..., Any], args: Any, kwargs: Any, *, numbers_are_data: bool) -> Any:
+def run_compiled(fn: Callable[..., Any], args: Any, kwargs: Any, *, numbers_are_data: bool) -> Any:
     """What `fn` gives, compiled as a whole; NotImplemented where it cannot be."""
     if not is_nothing_traced():
         return NotImplemented
@@ -66,7 +66,7 @@ def _is_array(leaf: Any) -> bool:
 
 def _is_known(fn: Any) -> bool:
     """Whether it is a type, or a function of JAX's: one that will do the same again."""
-    return isinstance(fn, type) or str(getattr(fn, "__module__", "")).split(".")[0] == "jax"
+    return isinstance(fn, type) or (getattr(fn, "__module__", None) or "").split(".")[0] == "jax"
 
 
 def _run(fn: Callable[..., Any], way: Any, arrays: list[Any], has_numbers: bool) -> Any:

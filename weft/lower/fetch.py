@@ -35,7 +35,7 @@ class Fetched:
             return self.array
 
         @jax.custom_vjp
-        def adopted(operand: Any, array: Any) -> Any:
+        def adopt(operand: Any, array: Any) -> Any:
             return array
 
         def scatter(operand: Any, gradient: Any) -> Any:
@@ -44,8 +44,8 @@ class Fetched:
             _, transpose = jax.vjp(lambda taker: gather(operand._replace(stand_in=taker)), operand.stand_in)
             return OnHost(None, transpose(gradient)[0]), None
 
-        adopted.defvjp(lambda operand, array: (array, operand), scatter)
-        return adopted(operand, lax.stop_gradient(self.array))
+        adopt.defvjp(lambda operand, array: (array, operand), scatter)
+        return adopt(operand, lax.stop_gradient(self.array))
 
 
 class _Collected:

@@ -39,7 +39,7 @@ class SlidingWindow:
         """How much of the dim a processor sees."""
         return (self.size // ways - 1) * self.stride + self.reach
 
-    def looked(self, ways: int) -> tuple[int, ...] | None:
+    def find_looked_at(self, ways: int) -> tuple[int, ...] | None:
         """The places of it that windows look at, where they leave some out."""
         if self.dilation == 1 and self.stride <= self.reach:
             return None
@@ -134,7 +134,9 @@ class View:
     def halos(self, x: Tensor, fill: Any = 0) -> Tensor:
         """`x` with the halos of its split dims; `fill` outside the dims."""
         split = [(s, self.ways(s)) for s in self.stretches if self.axes(s)]
-        return with_halos(x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.looked(n)) for s, n in split], fill)
+        return with_halos(
+            x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.find_looked_at(n)) for s, n in split], fill
+        )
 
 
 Seen = tuple[Dim, list[int], int, tuple[int, ...] | None]

@@ -96,7 +96,7 @@ def plan_look_up(table: Tensor, ids: Tensor, dim: Dim, final: Shape) -> LookUp:
     into = None if ids.dims else final  # one place alone is a part of the table
     if region is None:
         return LookUp(meet([table, ids], into=into, along=dim), dim, {})
-    used = _used(table, ids, dim, region)
+    used = _find_split(table, ids, dim, region)
     plan = _plan(table, ids, dim, used, used, into)
     stored = dict(zip(table.dims.names, placement(table), strict=True))
     if plan.meeting.kind.store is None and _can_go(table, ids, dim, used, stored, region):
@@ -111,14 +111,14 @@ def _cheaper(come: LookUp, go: LookUp, table: Tensor, ids: Tensor, final: Shape)
     region = come.meeting.region
     assert region is not None
     gathered = _size(table.dims, come.used, region) * table.dtype.itemsize
-    by_table = ("the whole table", gathered + _sent(come, table, ids, final, region))
-    by_ids = ("ids and what is found", _sent(go, table, ids, final, region))
+    by_table = ("the whole table", gathered + _count_sent(come, table, ids, final, region))
+    by_ids = ("ids and what is found", _count_sent(go, table, ids, final, region))
     is_less = by_ids[1] < by_table[1]
     note_choice(*((by_ids, by_table) if is_less else (by_table, by_ids)))
     return go if is_less else come
 
 
-def _used(table: Tensor, ids: Tensor, dim: Dim, region: Region) -> Split:
+def _find_split(table: Tensor, ids: Tensor, dim: Dim, region: Region) -> Split:
     """Where the operands are split as they are used; `dim` may share axes with ids."""
     dims = union(table.dims, ids.dims)
     try:
@@ -159,7 +159,7 @@ def _plan(table: Tensor, ids: Tensor, dim: Dim, used: Split, held: Split, into: 
     return LookUp(meeting, dim, used, answers)
 
 
-def _sent(plan: LookUp, table: Tensor, ids: Tensor, final: Shape, region: Region) -> int:
+def _count_sent(plan: LookUp, table: Tensor, ids: Tensor, final: Shape, region: Region) -> int:
     """What a look-up carries on one processor, as ledgers count; a sum counts twice."""
     ways = math.prod(plan.asked.sizes)
     columns = math.prod(way.ways for way in plan.answers if way.column is not None)

@@ -18,6 +18,7 @@ import numpy as np
 from ..checks import is_whole
 from ..compat import to_device
 from ..dims import Dim, Shape, union
+from ..dtypes import need_room
 from ..errors import LayoutError, RegionError, TensorError
 from ..layout import Axes, Placement, Region
 from ..record import operand_scope
@@ -30,7 +31,6 @@ from ..tensor import (
     is_tensor,
     make,
     marks_of,
-    need_room,
     placement,
     with_kind,
     with_marks,
@@ -160,15 +160,15 @@ class Meeting:
 
     def _guard_operands(self, compute: Callable[..., Any], shapes: Sequence[Sequence[Dim]]) -> Callable[..., Any]:
         def guarded_compute(*arrays: Any) -> Any:
-            return compute(*(self.guarded(array, dims) for array, dims in zip(arrays, shapes, strict=True)))
+            return compute(*(self.guard(array, dims) for array, dims in zip(arrays, shapes, strict=True)))
 
         return guarded_compute
 
-    def guarded(self, array: Any, dims: Sequence[Dim]) -> Any:
+    def guard(self, array: Any, dims: Sequence[Dim]) -> Any:
         """The local array of these dims; no gradient flows back to its padding."""
         return padding.guard(array, dims, self.placement(dims))
 
-    def filled(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
+    def fill(self, array: Any, dims: Sequence[Dim], value: Any, over: Sequence[Dim] | None = None) -> Any:
         """The local array with `value` in the padding, of the dims `over` where given."""
         return padding.fill(array, dims, self.placement(dims), value, over)
 
@@ -304,9 +304,7 @@ def operand(x: Any, what: str) -> Any:
         return x
     shape = getattr(x, "shape", None)
     if shape is None or not hasattr(x, "dtype"):
-        raise TensorError(
-            f"{what} got {type(x).__name__} {x!r:.60}", fix="give a tensor (`wf.tensor(array, dims)`) or a number"
-        )
+        raise _no_tensor(x, f"{what} got ", "", "give a tensor (`wf.tensor(array, dims)`) or a number")
     if shape != ():
         raise TensorError(
             f"{what} got a plain array of shape {tuple(shape)}, whose dims have no names",
@@ -326,10 +324,19 @@ def need_tensor(x: Any, what: str) -> Tensor:
     if not is_tensor(x):
         if getattr(x, "shape", ()) != ():
             operand(x, what)  # raises, and says how to name the dims
-        raise TensorError(
-            f"{what} got {type(x).__name__} {x!r:.60}, which has no dims", fix="give a tensor: `wf.tensor(array, dims)`"
-        )
+        raise _no_tensor(x, f"{what} got ", ", which has no dims", "give a tensor: `wf.tensor(array, dims)`")
     return check_tensor(x)
+
+
+def _no_tensor(x: Any, before: str, after: str, fix: str) -> TensorError:
+    """The error of what is no tensor.
+
+    A value that knows what it lacks to be one (`lacks`) says so itself.
+    """
+    if isinstance(x, tuple | list) and any(map(is_tensor, x)):
+        after, fix = "", "give one of them, e.g. `[0]` of it, or call this for each"
+    what, cure = getattr(x, "lacks", (f"{type(x).__name__} {x!r:.60}{after}", fix))
+    return TensorError(f"{before}{what}", fix=cure)
 
 
 def _vary(x: Tensor, i: int, array: Any, want: Placement, over: frozenset[str]) -> Any:

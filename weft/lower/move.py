@@ -134,12 +134,12 @@ def settle(
     want = region.placement(dims, kind.store)
     scatters, held, left = _scatters_of(have, want, partial)
 
-    def summed(array: Any) -> Any:
+    def sum_up(array: Any) -> Any:
         for axes, position in scatters:
             array = collectives.reduce_scatter(array, axes, position)
         return collectives.all_reduce(array, left)
 
-    array = collectives.from_holder(summed, array, partial) if one_holds else summed(array)
+    array = collectives.from_holder(sum_up, array, partial) if one_holds else sum_up(array)
     array = relocate(array, held, want, region, gather_of(kind))
     return result(equalize(array, region) if not dims else array, dims, region, kind)
 

@@ -106,7 +106,7 @@ def ring_of_stored(xs: Sequence[Tensor]) -> RingGather | None:
     for number, x in enumerate(xs):
         if region is None or x.region is None or x.kind.store is None:
             continue
-        found = _leaving(x.dims, placement(x), region.placement(x.dims))
+        found = _find_leaving(x.dims, placement(x), region.placement(x.dims))
         if found is None:
             continue
         if x.kind.sums is not None:
@@ -125,7 +125,7 @@ def ring_of_renamed(xs: Sequence[Tensor], names: Mapping[str, Any]) -> RingGathe
         own = {old: new for old, new in names.items() if x.dims.has(old)}
         if region is None or x.region is None or not own:
             continue
-        found = _leaving(x.dims, region.placement(x.dims), region.placement(rename_dims(x.dims, own)))
+        found = _find_leaving(x.dims, region.placement(x.dims), region.placement(rename_dims(x.dims, own)))
         if found is not None and not xs[1 - number].dims.has(found[0]):
             return _ring_gather(number, *found, xs, region)
     return None
@@ -135,7 +135,7 @@ def _ring_gather(number: int, dim: Dim, axes: Axes, xs: Sequence[Tensor], region
     return RingGather(number, dim, axes, region.ways(axes), xs[number].kind.store is not None)
 
 
-def _leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] | None:
+def _find_leaving(dims: Shape, have: Placement, want: Placement) -> tuple[Dim, Axes] | None:
     """The one dim that gives up axes between two placements, with them; or None."""
     moved = [i for i in range(len(dims)) if have[i] != want[i]]
     if len(moved) != 1 or have[moved[0]][: len(want[moved[0]])] != want[moved[0]]:

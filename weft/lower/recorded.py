@@ -71,8 +71,8 @@ def recorded(
     is compiled as a whole (`eager`), which may treat its numbers as data; where its bits are those of a function of
     JAX's, as samples are, it is not.
     """
-    run = functools.partial(eager.compiled, numbers_are_data=numbers_are_data) if is_compiled else None
-    wrap: Any = functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=False, on_values=run)
+    run = functools.partial(eager.run_compiled, numbers_are_data=numbers_are_data) if is_compiled else None
+    wrap: Any = functools.partial(_record_calls, name=name, traits=Traits(**traits), is_block=False, on_values=run)
     return wrap if fn is None else wrap(fn)
 
 
@@ -84,10 +84,10 @@ def recorded_block(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As `recorded`, for a loop or a branch: ops of its body have their own entries."""
     traits["reason_else"] = reason_else
-    return functools.partial(_recorded, name=name, traits=Traits(**traits), is_block=True)
+    return functools.partial(_record_calls, name=name, traits=Traits(**traits), is_block=True)
 
 
-def _recorded(
+def _record_calls(
     fn: Callable[P, R], *, name: str | None, traits: Traits, is_block: bool, on_values: Any = None
 ) -> Callable[P, R]:
     label = name or fn.__name__
@@ -116,10 +116,10 @@ def _finish(draft: Draft, region: Region, args: Sequence[Any], kwargs: Mapping[s
     given, results = _tensors(args), _tensors(result)
     for x in (*given, *results):
         region.see(x.dims)
-    draft.note(results=tuple(map(placed, results)))
+    draft.note(results=tuple(map(type_of, results)))
     if kwargs.get("over") is not None:
         over = [_name(dim) for dim in list_dims(kwargs["over"], "over")]
-        draft.note(over=_shown(over) if draft.is_block else tuple(over))
+        draft.note(over=_leave_unshown(over) if draft.is_block else tuple(over))
     names = kwargs if draft.traits.is_rename else kwargs.get("rename") or {}
     draft.note(renamed={_name(old): _name(new) for old, new in names.items()})
     if not draft.is_block and not draft.noted.get("operands"):
@@ -140,7 +140,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_tensor) if is_tensor(leaf)]
 
 
-def _shown(names: Iterable[str]) -> tuple[str, ...]:
+def _leave_unshown(names: Iterable[str]) -> tuple[str, ...]:
     """The names of dims as programs show them; none for a dim that has none to show."""
     return tuple(name.removeprefix(UNSHOWN) for name in names if name != UNSHOWN)
 
@@ -160,13 +160,19 @@ def note_loop(over: str, *, examples: int = 1, schedule: Schedule | None = None)
     """Notes a loop's dim, how many examples run at once, and who works when."""
     if (region := open_region()) is not None and (draft := region.record.block_being_traced) is not None:
         known = {} if schedule is None else {"schedule": schedule}  # a loop inside leaves that of the pipeline
-        draft.note(over=_shown([over]), examples=examples, **known)
+        draft.note(over=_leave_unshown([over]), examples=examples, **known)
 
 
 def note_schedule(schedule: Schedule) -> None:
     """Notes of the op being traced who works on what when."""
     if (region := open_region()) is not None and (draft := region.record.current) is not None:
         draft.note(schedule=schedule)
+
+
+def note_sharing(processors: int) -> None:
+    """Notes that so many processors share the rows of the op being traced."""
+    if (region := open_region()) is not None and (draft := region.record.current) is not None:
+        draft.note(sharing=processors)
 
 
 def note_over(dims: Sequence[Dim]) -> None:
@@ -196,7 +202,7 @@ def note_attention(
         yield
 
 
-def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
+def retrace(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     """`trace()` of a body, and its mark; its entries from `previous` on are gone."""
     record = region.record if (region := open_region()) is not None else Record()
     if previous is not None:
@@ -205,7 +211,7 @@ def forgetting(trace: Callable[[], R], previous: int | None) -> tuple[R, int]:
     return trace(), mark
 
 
-def rehearsing(trace: Callable[[], R]) -> R:
+def rehearse(trace: Callable[[], R]) -> R:
     """`trace()` of a body that is traced again next, under the same numbers."""
     record = region.record if (region := open_region()) is not None else Record()
     mark = record.mark
@@ -233,7 +239,7 @@ def note_operands(
 
 def _note(draft: Draft, xs: Sequence[Any], wants: Sequence[Placement | None], *, stays_stored: bool) -> None:
     draft.note(
-        operands=tuple(placed(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)),
+        operands=tuple(type_of(x, want) if is_tensor(x) else None for x, want in zip(xs, wants, strict=True)),
         makers=tuple(x._memo.get("entry") if is_tensor(x) else None for x in xs),
         gradients=tuple(_has_gradient(x) if is_tensor(x) else False for x in xs),
         stays_stored=stays_stored,
@@ -247,7 +253,7 @@ def _has_gradient(x: Tensor) -> bool | None:
     return x._memo.get("has_gradient")
 
 
-def placed(x: Tensor, want: Placement | None = None) -> Placed:
+def type_of(x: Tensor, want: Placement | None = None) -> Placed:
     """The placed type of a tensor, with its store where that is finer than its use."""
     have = placement(x)
     is_finer = x.region is not None and have != x.region.placement(x.dims) and have != want

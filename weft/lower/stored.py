@@ -90,14 +90,14 @@ def _fetch(operand: OnHost) -> Any:
     """The slice in the processors' memory, whose gradient goes to the stand-in."""
 
     @jax.custom_vjp
-    def fetched(array: Any, stand_in: Any) -> Any:
+    def fetch(array: Any, stand_in: Any) -> Any:
         return to_device(array).astype(stand_in.dtype)
 
     def keep(array: Any, stand_in: Any) -> Any:
-        return fetched(array, stand_in), None
+        return fetch(array, stand_in), None
 
-    fetched.defvjp(keep, lambda _, gradient: (None, gradient))
-    return fetched(*operand)
+    fetch.defvjp(keep, lambda _, gradient: (None, gradient))
+    return fetch(*operand)
 
 
 def hoist(x: Tensor, key: Any, make: Callable[[], Any]) -> Any:
@@ -147,14 +147,14 @@ def _join_gradients(x: Tensor, want: Placement, over: frozenset[str], vary: Call
         return as_varying(jnp.zeros(sizes, dtype), varying(array) | over)
 
     @jax.custom_vjp
-    def joined(array: Any) -> Any:
+    def join(array: Any) -> Any:
         return zeros(array)
 
     def backward(like: Any, gradient: Any) -> Any:
         return (_reduce_scatter(gradient, missing, have, want, x.kind.sums).astype(like.dtype),)
 
-    joined.defvjp(lambda array: (zeros(array), jnp.zeros((0,), array.dtype)), backward)
-    return joined(own)
+    join.defvjp(lambda array: (zeros(array), jnp.zeros((0,), array.dtype)), backward)
+    return join(own)
 
 
 def gather_stored(operand: Any, *, x: Tensor, i: int, want: Placement, region: Region, over: frozenset[str]) -> Any:
@@ -175,11 +175,11 @@ def gather_stored(operand: Any, *, x: Tensor, i: int, want: Placement, region: R
             return relocate(as_varying(cast, over), placement(x), want, region)
 
         @jax.custom_vjp
-        def used(array: Any, joined: Any) -> Any:
+        def use(array: Any, joined: Any) -> Any:
             return whole(array)
 
-        used.defvjp(lambda array, joined: (whole(array), None), lambda _, gradient: (None, gradient))
-        return used(*operand)
+        use.defvjp(lambda array, joined: (whole(array), None), lambda _, gradient: (None, gradient))
+        return use(*operand)
 
 
 def _gather_whole(array: Any, x: Tensor, want: Placement, region: Region, over: frozenset[str]) -> Any:

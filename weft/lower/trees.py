@@ -24,7 +24,7 @@ class Slot:
     marks: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the record says of it; no part of what it is."""
 
-    def filled(self, array: Any) -> Any:
+    def fill(self, array: Any) -> Any:
         return array if self.dims is None else with_marks(make(array, self.dims, self.region, self.kind), self.marks)
 
     def inner(self, dim: Dim, region: Region | None) -> "Slot":
@@ -45,7 +45,7 @@ def slot_of(leaf: Any) -> Slot:
 
 def put_together(arrays: Sequence[Any], slots: Sequence[Slot], structure: Any) -> Any:
     """The tree that `take_apart` took apart."""
-    return jax.tree.unflatten(structure, [slot.filled(array) for slot, array in zip(slots, arrays, strict=True)])
+    return jax.tree.unflatten(structure, [slot.fill(array) for slot, array in zip(slots, arrays, strict=True)])
 
 
 def check_numbers(arrays: Sequence[Any], what: str) -> list[Any]:

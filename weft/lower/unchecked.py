@@ -96,11 +96,11 @@ def _type(*operands: Any, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
         return list(jaxpr.out_avals), jaxpr.effects
     like = operands[0]  # all vary over the same axes
 
-    def typed(aval: Any) -> Any:
+    def retype(aval: Any) -> Any:
         sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * aval.ndim))
         return with_variation_of(aval, like, sharding)
 
-    return [typed(aval) for aval in jaxpr.out_avals], jaxpr.effects
+    return [retype(aval) for aval in jaxpr.out_avals], jaxpr.effects
 
 
 def _lower(ctx: Any, *operands: Any, jaxpr: ClosedJaxpr) -> Any:

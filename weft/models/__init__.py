@@ -12,6 +12,7 @@ from ..namespace import namespace as _namespace
 from ..nn import weights
 from ..record import show_as_source as _show_as_source
 from .config import ModelConfig, TransformerConfig, need_config
+from .decoding import adapt_args as _decoding_args
 from .decoding import with_shapes as _decoding_shapes
 from .encoder import Encoder, EncoderConfig
 from .presets import PRESETS, fields, from_fields, preset
@@ -63,15 +64,19 @@ def shapes(config: ModelConfig) -> Any:
 
 
 @public
-def decode_step(config: ModelConfig, context: int, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
+def decode_step(
+    config: ModelConfig, context: int, batch: int = 1, *, layout: LayoutLike | None = None
+) -> tuple[Any, tuple[Any, ...]]:
     """A step of decoding and its arguments as shapes, for `wf.trace`: (fn, args).
 
     The KV cache has `context` places in each of `batch` sequences, all of which the next token looks at, and may be
     overwritten. An encoder-decoder model looks at `config.length` tokens of the encoder besides. `fn` is bound to one
-    processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others.
+    processor; `wf.trace(fn, *args, mesh=, layout=)` reads it on others. A `layout` that has a rule for `queries` is to
+    be said here too: heads of the cache are called so then.
     """
     need_config(config)
-    return _decoding_shapes(shapes(config), context, batch)
+    fn, args = _decoding_shapes(shapes(config), context, batch)
+    return fn, args if layout is None else _decoding_args(args, as_layout(layout))
 
 
 def _blueprint(config: ModelConfig) -> Any:

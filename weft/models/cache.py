@@ -25,7 +25,7 @@ class KeysValues(NamedTuple):
         """With the keys and values of one token in place `at`."""
         return KeysValues(*(wf.update(x, y, over="memory_length", at=at) for x, y in zip(self, new, strict=True)))
 
-    def padded(self, room: int) -> "KeysValues":
+    def pad(self, room: int) -> "KeysValues":
         """With room for so many places."""
         after = room - self.keys.size("memory_length")
         return KeysValues(*(wf.pad(x, over="memory_length", after=after) for x in self))
@@ -93,7 +93,7 @@ class KVCache(eqx.Module):
         count = new.keys.size("memory_length") if new.keys.dims.has("memory_length") else 1
         return dataclasses.replace(self, past=self.past.with_token(new, self.at), at=self.at + count)
 
-    def moved(self, past: tuple[KeysValues, ...], by: int) -> "KVCache":
+    def advance(self, past: tuple[KeysValues, ...], by: int) -> "KVCache":
         """With keys and values in which the next `by` tokens are in their places."""
         return dataclasses.replace(self, past=past, at=self.at + by)
 

@@ -16,7 +16,7 @@ from ..checks import is_real, is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, closest
 from ..fields import bounded, bounds_of, choices_of, kinds_of, one_of
-from ..layout import tell_maker, tell_multiple
+from ..hints import tell_maker, tell_multiple
 from ..nn import weights
 from ..nn.arguments import check_number
 from ..nn.attention import QK_NORMS
@@ -40,6 +40,7 @@ class ModelConfig(abc.ABC):
     """What every model's configuration has; its fields are checked where it is made."""
 
     name: str
+    """What it is called where it is shown; the preset's if not said."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -82,11 +83,17 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     """A Transformer: its sizes, its parts, and how it is computed."""
 
     layers: int
+    """How many layers the model has; of an encoder-decoder, each of the two."""
     d_model: int
+    """The width of the stream between layers."""
     heads: int
+    """How many heads of keys and values attention has; there are `heads` times `group` of queries."""
     d_kv: int
+    """The width of a head."""
     d_ff: int
+    """The width within a feed-forward part."""
     vocab: int
+    """How many tokens there are."""
     heads_multiple: int = 1
     """The heads are padded to a multiple of this, so that 6 of them divide over 4 processors; the padding attends to
     nothing and has no gradient."""
@@ -105,7 +112,7 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     tied: bool = False
     """Tied embeddings: whether the logits are made with the embedding instead of a table of their own."""
     embedding_stddev: float = 1.0
-    """Of the first vectors of words."""
+    """Of the first vectors of words; say 0.02 where they make the logits as they are (`tied`, `tied_scale=False`)."""
     weight_stddev: float | None = bounded(least=0)
     """Of the first values of the blocks' matrices; one over the root of what they sum over if not said."""
     output_stddev: float | None = bounded(least=0)
@@ -116,6 +123,7 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     tied_scale: bool = True
     """Whether a tied model makes its logits smaller by the root of d_model."""
     norm: str = one_of("rms", "layer")
+    """The kind of norm: RMSNorm or LayerNorm."""
     norm_place: str = one_of("pre", "output", "sandwich", "post")
     """Where norms stand: before each part of a layer (`pre`-norm); after it, before its output is added (`output`, OLMo
     2); in both places (`sandwich`, Gemma 2); or after that, and none at the end (`post`-norm, BERT)."""
@@ -124,16 +132,20 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     norm_offset: bool = False
     """Whether RMSNorm scales by one more than its weight, which begins at 0 (Gemma)."""
     epsilon: float = 1e-6
+    """What a norm adds to the mean square before its root."""
     positions: str = one_of("sinusoid", "learned", "rotary", "relative", "none")
     """`rotary` is RoPE, `relative` are T5's biases by bucket of distance, `none` leaves order to the causal mask."""
     buckets: int = 32
+    """Of `relative` positions: how many biases a head has."""
     farthest: int = 128
+    """Of `relative` positions: the distance from which on all share the last bias."""
     qk_norm: str = one_of(*QK_NORMS)
     """QK-norm: RMSNorm of queries and keys, before RoPE, over the channels of each `head` (Qwen 3, Gemma 3) or of `all`
     heads together (OLMo 2)."""
     relative_by_layer: bool = False
     """Whether each layer has a table of relative biases of its own (UMT5), not all one."""
     scale_scores: bool = True
+    """Whether scores are divided by the root of `d_kv`; T5's are not."""
     query_scalar: float | None = None
     """Scores are divided by the root of this, where not by that of `d_kv` (Gemma's `query_pre_attn_scalar`)."""
     scale_by_layer: bool = False
@@ -151,10 +163,13 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     parallel: bool = False
     """Whether both parts of a layer read the same stream (GPT-NeoX), not the second one what the first made of it."""
     activation: str = one_of(*ACTIVATIONS, default="relu")
+    """The activation of feed-forward parts."""
     gated: bool = False
+    """Whether the activation is multiplied by a second map: SwiGLU with `silu`, GeGLU with `gelu`."""
     bias: str = ""
     """Which maps have a bias: some of `q k v o in gate out norm`."""
     dropout: float = bounded(0.0, least=0, below=1)
+    """The rate of dropout, while training."""
     attention_dropout: float | None = bounded(least=0, below=1)
     """Of the shares that attention gives; `dropout` if not said."""
     hidden_dropout: float | None = bounded(least=0, below=1)
@@ -162,7 +177,9 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     output_dropout: float | None = bounded(least=0, below=1)
     """Of what all blocks and the last norm give; `dropout` if not said."""
     smoothing: float = bounded(0.0, least=0, below=1)
+    """Label smoothing: the share of the target that is spread over all words."""
     z_loss: float = bounded(0.0, least=0)
+    """How much the square of the log of the softmax's sum counts in the loss, which keeps logits small."""
     loss_chunks: int = 1
     """In how many pieces the logits are made, so that all of them are never held."""
     logits_dtype: str = one_of("same", "float32")
@@ -184,9 +201,11 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     remat: bool | str = True
     """Rematerialisation: whether a layer is computed again in the backward pass; or the names of what is kept, with
     `@host` in the memory of the host: `attention`, `feed_forward`, and `stream`, what goes into a layer. A stage
-    of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time."""
+    of a pipeline always is, and with True each of its layers once more, so that they are not all held at one time.
+    Where it keeps `stream` only the layers are: a fifth less work, weights that are stored split are gathered twice and
+    not three times, and what goes into each layer is held for every microbatch."""
     dtype: str = "bfloat16"
-    """Of activations; norms, softmax and the sums of the loss are computed in float32."""
+    """Mixed precision: of activations; norms, softmax and the sums of the loss are computed in float32."""
     param_dtype: str = "float32"
     """Of the weights; gradient sums travel in the dtype a weight is computed in, unless `sum_dtype` says otherwise."""
     matmul_dtype: str = one_of("same", "float8")
@@ -315,7 +334,7 @@ class TransformerConfig(ExpertFields, RotaryFields, ModelConfig):
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """Which of some layers are local and global, by the `pattern` that all repeat."""
-        words = tuple(self.pattern.split())[: self.layers]
+        words = (tuple(self.pattern.split()) * self.layers)[: self.layers]  # one for each layer
         shortest = next((n for n in range(1, len(words)) if words[n:] == words[:-n]), len(words))
         return words[:shortest] or LAYER_KINDS[:1]
 
@@ -415,7 +434,7 @@ def _check_field(field: "dataclasses.Field[Any]", value: Any) -> Any:
             raise TensorError(f"`{name}` is {dtype}, and activations are floats", fix="give 'bfloat16' or 'float32'")
         return str(dtype)
     if choices is not None and value not in choices:
-        top1 = name == "gating" and "1" in str(value)
+        top1 = name == "gating" and value in ("top1", "top-1", "top_1")
         raise TensorError(f"`{name}` is {value!r}", fix="top-1 is `switch`" if top1 else closest(str(value), choices))
     if int in kinds and bool not in kinds and value is not None:
         if not is_whole(value) or int(value) not in bounds:

@@ -178,6 +178,7 @@ def mask_tokens(tokens: Tensor, key: Any, config: EncoderConfig) -> dict[str, Te
 
     Some are to be predicted from the others. Of those most are hidden, some become any word, and some stay as they are.
     """
+    assert config.hidden_id is not None  # who calls this has asked
     keys = [jax.random.fold_in(key, i) for i in range(3)]
     is_chosen = wf.random.bernoulli(keys[0], tokens.dims, like=tokens, p=config.hidden_share)
     if config.padding is not None:

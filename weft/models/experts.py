@@ -8,13 +8,16 @@ import dataclasses
 from ..dims import Dim
 from ..errors import DimError
 from ..fields import bounded, one_of
-from ..nn.moe import GATINGS, expert_capacity, experts_per_token
+from ..nn.moe import GATINGS, SCORINGS, expert_capacity, experts_per_token
 
 _OF_EXPERTS = (
     "experts_multiple",
     "gating",
     "top_k",
     "normalised",
+    "scoring",
+    "choice_bias",
+    "routed_scale",
     "expert_ff",
     "shared_experts",
 )  # nothing without any
@@ -31,10 +34,18 @@ class ExpertFields:
     every: int = 1
     """Every how many layers have experts, the last of them counted."""
     gating: str = one_of(*GATINGS, default="switch")
+    """Routing: one expert a token (`switch`), two (`top2`), `top_k`; experts choose tokens (`choice`); `dropless`:
+    `top_k` without a capacity."""
     top_k: int = 2
     """How many experts a token goes to, where `gating` is `top_k` or `dropless`."""
     normalised: bool | None = None
     """Whether the shares of the experts a token goes to are made to sum to one; None: where they are several."""
+    scoring: str = one_of(*SCORINGS)
+    """What makes shares of a router's scores: a `softmax` of all experts, or of each a `sigmoid` (DeepSeek-V3)."""
+    choice_bias: bool = False
+    """Whether experts are chosen by share and a bias, which no gradient reaches (DeepSeek-V3)."""
+    routed_scale: float = 1.0
+    """How often what the chosen experts make counts, beside shared ones."""
     expert_ff: int | None = None
     """How wide an expert is, where not as `d_ff`."""
     shared_experts: int = bounded(0, least=0)
@@ -47,8 +58,11 @@ class ExpertFields:
     """Over what experts are to be in balance: in each layer all tokens of a `batch`, and the losses of layers are
     summed; or all layers together each of the `sequences`, and the router's z-loss is their mean (Switch)."""
     balance_loss: float = bounded(0.01, least=0)
+    """How much the loss counts that keeps experts in balance."""
     router_z_loss: float = bounded(0.0, least=0)
+    """How much the z-loss of the router's logits counts."""
     jitter: float = bounded(0.0, least=0, below=1)
+    """The router's inputs are multiplied by noise between 1 less this and 1 more, while training."""
 
     @property
     def choices(self) -> int:

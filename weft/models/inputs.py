@@ -20,7 +20,8 @@ from ..tensor import Tensor, is_tensor, tensor
 def name_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], vocab: int) -> dict[str, Tensor]:
     """The tensors of a batch: those `needed`, and what others of `kinds` there are.
 
-    `ids` and `places` are whole numbers, `numbers` any, each [batch length]; of a `row` there is one a sequence.
+    `ids` and `places` are whole numbers, `numbers` any, each [batch length]; of a `row` there is one a sequence;
+    `vectors` are [batch memory_length d_model].
     """
     if not isinstance(batch, Mapping):
         raise TensorError(
@@ -43,7 +44,7 @@ def name_batch(batch: Any, kinds: Mapping[str, str], needed: Sequence[str], voca
 
 def name_tensor(name: str, value: Any, kind: str = "ids", vocab: int | None = None) -> Tensor:
     """Tokens, or what goes with each, as a tensor [batch length]; a `row` is [batch]."""
-    dims = "batch" if kind == "row" else "batch length"
+    dims = {"row": "batch", "vectors": "batch memory_length d_model"}.get(kind, "batch length")
     as_integers = f"wf.cast({name}, 'int32')" if is_tensor(value) else f"{name}.astype('int32')"
     if not is_tensor(value):
         array = _as_array(name, value)
@@ -60,7 +61,7 @@ def name_tensor(name: str, value: Any, kind: str = "ids", vocab: int | None = No
             f"`{name}` has dims [{value.dims}], and the model reads {' and '.join(f'`{dim}`' for dim in dims.split())}",
             fix=f"name them so: `wf.tensor({name}, '{dims}')`",
         )
-    if kind != "numbers" and not jnp.issubdtype(value.dtype, jnp.integer):
+    if kind not in ("numbers", "vectors") and not jnp.issubdtype(value.dtype, jnp.integer):
         what = "token ids" if kind == "ids" else "whole numbers"
         raise TensorError(f"`{name}` holds {value.dtype}, not {what}", fix=f"make them integers: `{as_integers}`")
     return value

@@ -1,10 +1,12 @@
 """The models of the paper and of the family it became, by name."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any
 
 from ..errors import DimError, closest, public
+from ..fields import kinds_of
 from .config import ModelConfig, need_config
 from .encoder import EncoderConfig
 from .seq2seq import Seq2SeqConfig
@@ -52,11 +54,15 @@ def _t5(name: str, sizes: tuple[int, ...], **changes: Any) -> Seq2SeqConfig:
     )  # fmt: skip
 
 
+_AS_LOGITS = 0.02
+"""Of first embeddings that logits are made with as they are; of stddev 1 they would give a loss of hundreds."""
+
+
 def _gpt2(name: str, layers: int, d_model: int) -> LMConfig:
     return LMConfig(
         name=name, layers=layers, d_model=d_model, heads=d_model // 64, d_kv=64, d_ff=4 * d_model, vocab=50257,
         batch=64, length=1024, tied=True, tied_scale=False, norm="layer", epsilon=1e-5, positions="learned",
-        activation="gelu_tanh", bias="q k v o in out norm", dropout=0.1,
+        activation="gelu_tanh", bias="q k v o in out norm", dropout=0.1, embedding_stddev=_AS_LOGITS,
     )  # fmt: skip
 
 
@@ -84,6 +90,7 @@ def _as_published(name: str, **sizes: Any) -> LMConfig:
 
 _GEMMA: dict[str, Any] = {
     "norm_place": "sandwich", "norm_offset": True, "embedding_scale": True, "activation": "gelu_tanh", "tied": True,
+    "embedding_stddev": _AS_LOGITS,
     "qk_norm": "head", "query_scalar": 256.0, "window": 512, "pattern": "local " * 5 + "global",
     "rotary_base": 1_000_000.0, "local_base": 10_000.0,
 }  # fmt: skip
@@ -107,8 +114,10 @@ _PRESETS: dict[str, ModelConfig] = {
         _lm("lm-2.48b", 128), _lm("lm-4.90b", 256),
         _gpt2("gpt2", 12, 768), _gpt2("gpt2-medium", 24, 1024), _gpt2("gpt2-large", 36, 1280),
         _gpt2("gpt2-xl", 48, 1600),
-        _llama("llama-1b", layers=16, d_model=2048, heads=8, group=4, d_kv=64, d_ff=8192, vocab=128256, tied=True),
+        _llama("llama-1b", layers=16, d_model=2048, heads=8, group=4, d_kv=64, d_ff=8192, vocab=128256, tied=True,
+               embedding_stddev=_AS_LOGITS),
         _llama("llama-8b", layers=32, d_model=4096, heads=8, group=4, d_kv=128, d_ff=14336, vocab=128256),
+        _llama("llama-70b", layers=80, d_model=8192, heads=8, group=8, d_kv=128, d_ff=28672, vocab=128256),
         _llama("llama-405b", layers=126, d_model=16384, heads=8, group=16, d_kv=128, d_ff=53248, vocab=128256),
         _llama(
             "moe-1t", layers=64, d_model=8192, heads=8, group=8, d_kv=128, d_ff=10240, vocab=128256, experts=64,
@@ -124,7 +133,7 @@ _PRESETS: dict[str, ModelConfig] = {
         ),
         _as_published(
             "qwen3-0.6b", layers=28, d_model=1024, heads=8, group=2, d_kv=128, d_ff=3072, vocab=151936, tied=True,
-            qk_norm="head", rotary_base=1_000_000.0, max_length=40960,
+            embedding_stddev=_AS_LOGITS, qk_norm="head", rotary_base=1_000_000.0, max_length=40960,
         ),
         _as_published(
             "gemma3-1b", layers=26, d_model=1152, heads=1, group=4, d_kv=256, d_ff=6912, vocab=262144,
@@ -155,6 +164,30 @@ _PRESETS: dict[str, ModelConfig] = {
 }  # fmt: skip
 
 PRESETS = tuple(_PRESETS)
+_QUERIES = "`heads`, which counts heads of keys and values, and `group`: there are heads x group of queries"
+_ELSEWHERE: dict[str, str] = {
+    word: written
+    for words, written in {
+        "num_key_value_heads kv_heads n_kv_heads num_kv_heads num_query_groups n_head_kv": _QUERIES,
+        "num_attention_heads num_heads n_heads n_head nhead q_heads query_heads": _QUERIES,
+        "hidden_size n_embd d_embed embed_dim embedding_dim dim": "`d_model`",
+        "intermediate_size ffn_dim ffn_hidden_size n_inner dim_feedforward mlp_dim hidden_dim": "`d_ff`",
+        "num_hidden_layers num_layers n_layer n_layers depth": "`layers`",
+        "head_dim kv_channels head_size d_head": "`d_kv`, the width of a head",
+        "vocab_size n_vocab": "`vocab`",
+        "seq_len seq_length max_position_embeddings n_positions n_ctx block_size context_length": "`length`",
+        "rope_theta rotary_theta": "`rotary_base`",
+        "tie_word_embeddings tie_embeddings": "`tied`",
+        "rms_norm_eps layer_norm_eps layer_norm_epsilon eps": "`epsilon`",
+        "hidden_act activation_function act": "`activation`, and `gated=True` for SwiGLU and GeGLU",
+        "sliding_window": "`window`",
+        "num_experts num_local_experts n_experts": "`experts`",
+        "num_experts_per_tok moe_top_k": "`top_k`, with gating='top_k' or 'dropless'",
+        "gradient_checkpointing": "`remat`",
+    }.items()
+    for word in words.split()
+}
+"""What other libraries call a Transformer's fields, and what is written here."""
 KINDS: dict[str, type[ModelConfig]] = {
     "lm": LMConfig,
     "seq2seq": Seq2SeqConfig,
@@ -172,6 +205,12 @@ def fields(config: ModelConfig) -> dict[str, Any]:
     return {"kind": kind} | {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 
+def nearest_field(name: str, known: Iterable[str]) -> str:
+    """A hint that names the field that was meant, also by what others call it."""
+    written = _ELSEWHERE.get(name, "")
+    return f"write {written}" if any(f"`{field}`" in written for field in known) else closest(name, known)
+
+
 @public
 def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
     """The configuration of these values, which stand in the file `where`."""
@@ -180,13 +219,13 @@ def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
         raise DimError(f"{where} has a model of the kind {kind!r}", fix=closest(str(kind), KINDS))
     known = {field.name: field for field in dataclasses.fields(KINDS[kind])}
     if (unknown := next((name for name in values if name != "kind" and name not in known), None)) is not None:
-        raise DimError(f"{where} has `{unknown}`, which a model has not", fix=closest(unknown, known))
+        raise DimError(f"{where} has `{unknown}`, which a model has not", fix=nearest_field(unknown, known))
     needed = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in values]
     if needed:
         raise DimError(f"{where} has no `{needed[0]}` of the model", fix="add it")
     # A field whose default is a number and that was None is told apart from one left out.
     left_out: dict[str, Any] = {
-        name: None for name, field in known.items() if name not in values and "None" in str(field.type)
+        name: None for name, field in known.items() if name not in values and NoneType in kinds_of(field)
     }
     return KINDS[kind](**left_out, **{name: value for name, value in values.items() if name != "kind"})
 
@@ -195,8 +234,8 @@ def from_fields(values: Mapping[str, Any], *, where: str) -> Any:
 def preset(name: str, /, **changes: Any) -> Any:
     """The configuration of that name, with some fields changed.
 
-    >>> preset("tiny-lm", layers=4).layers
-    4
+    >>> preset("tiny-lm", layers=4).layers, preset("lm-0.14b").param_count
+    (4, 142619648)
     """
     if not isinstance(name, str) or name not in _PRESETS:
         raise DimError(f"there is no preset {name!r}", fix=closest(str(name), _PRESETS))
@@ -206,6 +245,6 @@ def preset(name: str, /, **changes: Any) -> Any:
         raise DimError(
             f"this model has no `{unknown}` to change",
             state=f"preset: {name}, {unknown}={changes[unknown]!r}",
-            fix=closest(unknown, fields),
+            fix=nearest_field(unknown, fields),
         )
     return dataclasses.replace(config, **changes)

@@ -44,11 +44,11 @@ class Runnable(eqx.Module):
         if open_region() is not None:
             return fn(self, *args)
         check_values(jax.tree.leaves((self, args)))
-        return _compiled(fn, self.mesh, self.layout)(self, *args)
+        return _compile(fn, self.mesh, self.layout)(self, *args)
 
 
 @functools.cache  # one function for each mesh and layout, so that what it compiled is found again
-def _compiled(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
+def _compile(fn: Callable[..., Any], mesh: Mesh | None, layout: Layout | None) -> Callable[..., Any]:
     if mesh is None or layout is None:
         return jax.jit(fn)
     return spmd(fn, mesh=mesh, layout=without_rules(layout, "beam", "samples"))

@@ -16,6 +16,7 @@ from .. import nn
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..errors import DimError
+from ..lower.rules import state_of, stores_parameters, ways_under
 from ..nn import weights
 from ..nn.moe import summarise
 from ..nn.weights import apply_dropout, fold_key, number_along
@@ -82,19 +83,28 @@ class Stack(eqx.Module):
         has_memory = self.layers.memory_attention is not None
         return [name for name in names if name.partition("@")[0] != "memory_attention" or has_memory]
 
+    @property
+    def _keeps_stream(self) -> bool:
+        """Whether remat keeps what goes into a layer."""
+        return any(name.partition("@")[0] == "stream" for name in self._names_kept)
+
     def _block_runner(
-        self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any
+        self, mask: nn.Mask, bias: Any, memory: Any, memory_mask: nn.Mask | None, key: Any, *, recomputes: bool = False
     ) -> Callable[..., Any]:
-        """What runs one block in training: `one(x, block, its number)`."""
-        keeps_stream = any(name.partition("@")[0] == "stream" for name in self._names_kept)
+        """What runs one block in training: `one(x, block, its number)`.
+
+        With `recomputes` each block is recomputed by itself, inside what is recomputed of all.
+        """
 
         def one(x: Tensor, block: Any, turn: Any) -> tuple[Tensor, dict[str, Tensor]]:
             own_key = fold_key(key, turn)
-            x = wf.name(x, "stream") if keeps_stream else x
             how: dict[str, Any] = {"memory": memory, "memory_mask": memory_mask, "key": own_key, "number": turn}
             return block(x, mask=mask, bias=bias, **how)[:2]
 
-        return one
+        run = (
+            wf.remat(one, save=[n for n in self._names_kept if n.partition("@")[0] != "stream"]) if recomputes else one
+        )
+        return (lambda x, block, turn: run(wf.name(x, "stream"), block, turn)) if self._keeps_stream else run
 
     def _flow(self, x: Tensor, given: Any, key: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The stream after all stages of a pipeline, and the experts' report.
@@ -104,6 +114,8 @@ class Stack(eqx.Module):
         config = self.config
         leaves, structure = jax.tree.flatten(given, is_leaf=is_tensor)
         flows = [leaf.dims.has("batch") for leaf in leaves]
+        # Or all layers of a stage would be held while it is recomputed; not again where their inputs are kept.
+        recomputes = (config.remat is True or self._keeps_stream) and config.chunk_groups * config.group_size > 1
         bias = None if self.relative is None or _positions_flow(given[0]) else self.bias(x, given[0])
 
         def stage(state: Any, own: Any, _: Any) -> Any:
@@ -113,9 +125,7 @@ class Stack(eqx.Module):
             whole = [next(left) if flag else leaf for leaf, flag in zip(leaves, flows, strict=True)]
             mask, memory, memory_mask = jax.tree.unflatten(structure, whole)
             own_bias = self.bias(x, mask) if bias is None else bias
-            one = self._block_runner(mask, own_bias, memory, memory_mask, key)
-            if config.remat is True and config.chunk_groups * config.group_size > 1:
-                one = wf.remat(one)  # or all layers of a stage would be held while it is recomputed
+            one = self._block_runner(mask, own_bias, memory, memory_mask, key, recomputes=recomputes)
             block = lambda x, block, past, turn: (*one(x, block, turn), None)  # noqa: E731
             x, report, _ = self._run(block, x, blocks, None, numbers)
             return (x, flowing), report
@@ -183,7 +193,7 @@ class Stack(eqx.Module):
 
     def _blocks(self) -> tuple[Any, ...]:
         """The weights of blocks in groups, dense ones of each group first."""
-        return tuple(_grouped(part, count) for part, count in self._parts())
+        return tuple(_group_blocks(part, count) for part, count in self._parts())
 
     def _is_scanned(self, blocks: Any) -> bool:
         """Whether the layers run as one loop; by `auto` where that costs little.
@@ -195,10 +205,7 @@ class Stack(eqx.Module):
         if isinstance(config.scanned, bool):
             return config.scanned
         weight = jax.tree.leaves(blocks, is_leaf=is_tensor)[0]
-        is_stored = weight.region is not None and bool(
-            weight.region.layout.params or weight.region.layout.host["params"]
-        )
-        is_held = not config.remat and config.stages == 1 and not config.prefetch and not is_stored
+        is_held = not config.remat and config.stages == 1 and not config.prefetch and not stores_parameters(weight)
         return chip_of(weight).kind != "gpu" or not is_held or config.layers > MOST_WRITTEN_OUT
 
     def _run_all(self, one: Callable[..., Any], x: Any, pasts: Any = None) -> tuple[Any, dict[str, Tensor], Any]:
@@ -215,7 +222,7 @@ class Stack(eqx.Module):
             groups, left = divmod(config.layers, size)
             if not left:
                 return run(x, (self._blocks(), groups, pasts))
-            first = tuple(_grouped(_cut(part, 0, groups * count), count) for part, count in self._parts())
+            first = tuple(_group_blocks(_cut(part, 0, groups * count), count) for part, count in self._parts())
             x, report, outputs = run(x, (first, groups, _cut(pasts, 0, groups * size)))
             return self._run_rest(one, x, pasts, report, outputs)
         own = (self._blocks(), number_along(config.stack_dims(1)), pasts)
@@ -315,8 +322,7 @@ def deal_out(batch: Mapping[str, Any], config: TransformerConfig) -> dict[str, A
         return dict(batch)
 
     def deal(x: Tensor) -> Tensor:
-        rows, state = x.dim("batch"), x.region.state if x.region is not None else ""
-        ways = x.region.ways(x.region.axes([micro])[0]) if x.region is not None else 1
+        rows, ways, state = x.dim("batch"), ways_under(x, micro), state_of(x)
         if micro.size % ways:
             raise DimError(
                 f"{micro.size} microbatches of a pipeline do not divide over the {ways} processors of `stage`",
@@ -348,11 +354,11 @@ def relative_bias(
     relative: nn.RelativeBias, x: Tensor, mask: nn.Mask, config: TransformerConfig
 ) -> Tensor | nn.RelativeBias:
     """T5's relative bias for the places of x; its maker, if scores are in blocks."""
-    q = as_length(x)
-    k = x if q is x else q.rename(length="memory_length")
+    q = mask.query_places(as_length(x))  # of x no other dim matters: with keys' places it need not meet
+    k = q.rename(length="memory_length") if q.dims.has("length") else x
     if is_ring(q, k) or (config.attention == "auto" and is_long(q, k)):
         return relative
-    return relative(mask.query_places(q), mask.key_places(k))
+    return relative(q, mask.key_places(k))
 
 
 def _positions_flow(mask: nn.Mask) -> bool:
@@ -376,7 +382,7 @@ def _group(tree: Any, size: int) -> Any:
     return jax.tree.map(cut, tree, is_leaf=is_tensor)
 
 
-def _grouped(part: Any, count: int) -> Any:
+def _group_blocks(part: Any, count: int) -> Any:
     """The weights of blocks with a dim of those in a group, where there are several."""
     return _group(part, count) if count > 1 else part
 

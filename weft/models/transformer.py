@@ -19,6 +19,7 @@ import equinox as eqx
 from .. import nn
 from .. import ops as wf
 from ..errors import TensorError, public
+from ..lower.rules import can_be
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor
@@ -116,8 +117,8 @@ class Block(eqx.Module):
         before, x = x, wf.add(x, apply_dropout(y, self.dropout, keys[1]), names="subset")
         x = apply_norm(self.attention_post_norm, x)
 
-        if self.memory_attention is not None:
-            y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back)
+        if self.memory_attention is not None and memory is not None:
+            y = self.cross_attend(x, memory, memory_mask or nn.Mask(), keys[2], back, number)
             x = wf.add(x, apply_dropout(y, self.dropout, keys[3]), names="subset")
             x = apply_norm(self.memory_post_norm, x)
 
@@ -169,14 +170,15 @@ class Block(eqx.Module):
 
         It stays split then, if it can meet this weight so.
         """
-        stays = x.region is not None and self.attention.queries(x) and x.region.can_meet([*x.dims, *weight.dims[1:]])
+        stays = self.attention.queries(x) and can_be(x, [*x.dims, *weight.dims[1:]])
         return x if stays else as_length(x)
 
-    def cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any) -> Tensor:
+    def cross_attend(self, x: Tensor, memory: Any, mask: nn.Mask, key: Any, back: Any, number: Any) -> Tensor:
         """Cross-attention to the encoder's sequence, or to keys and values made before."""
         attention = self.memory_attention
-        assert attention is not None and memory is not None
+        assert attention is not None
         q = attention.query(self._enter(apply_norm(self.memory_norm, x), attention.q), None)
+        q = self.scale_queries(q, number)
         k, v = memory if isinstance(memory, KeysValues) else self.keys_and_values_of(memory)
         mixed = attention.attend(q, k, v, mask=mask, key=key, dropout=self.attention_dropout)
         return wf.name(attention.out(mixed, rename=back), "memory_attention")
@@ -250,15 +252,8 @@ def token_loss(
     """
     config = model.config
     check_divisor(config.loss_chunks, "loss_chunks", divides=x.size("length"), of="length")
-    sums = nn.summed_cross_entropy(
-        lambda x: predict(model, x, config.loss_dtype),
-        x,
-        targets,
-        weights,
-        chunks=config.loss_chunks,
-        smoothing=config.smoothing,
-        z_loss=config.z_loss,
-    )
+    how = {"chunks": config.loss_chunks, "smoothing": config.smoothing, "z_loss": config.z_loss}
+    sums = nn.summed_cross_entropy(lambda x: predict(model, x, config.loss_dtype), x, targets, weights, **how)
     total = sums["weight"] if weights is None else wf.where(sums["weight"] > 0, sums["weight"], 1.0)  # none count: 0
     loss = sums["loss"] / total
     metrics = {"nll": sums["nll"] / total, "accuracy": sums["hits"] / total, "tokens": sums["weight"]}
@@ -277,20 +272,19 @@ BATCH = {
     "segments": "places",
     "positions": "places",
     "prefix": "row",
+    "memory": "vectors",
 }
 
 
 @public(form="models.LMConfig(name='mine', layers=2, d_model=64, heads=4, d_kv=16, d_ff=256, vocab=1000)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LMConfig(TransformerConfig):
-    """A decoder-only Transformer language model.
-
-    >>> preset("lm-0.14b").param_count
-    142619648
-    """
+    """A decoder-only Transformer language model."""
 
     prefix: bool = False
     """Whether it is a prefix LM: a prefix of each sequence sees all of itself (`prefix` in the batch: its length)."""
+    cross_attention: bool = False
+    """Whether layers also attend to an encoder's vectors, where there are some (`memory` in the batch)."""
 
     def blueprint(self) -> "TransformerLM":
         """The model without values."""
@@ -313,12 +307,14 @@ class TransformerLM(Runnable):
         super().__init__()
         self.config = config
         self.embedding, self.positions, self.softmax = make_embeddings(config)
-        self.decoder = make_stack(config, causal=True)
+        self.decoder = make_stack(config, causal=True, has_memory=config.cross_attention)
 
     @public
-    def logits(self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None) -> Tensor:
+    def logits(
+        self, tokens: Any, *, prefix: Any = None, segments: Any = None, positions: Any = None, memory: Any = None
+    ) -> Tensor:
         """The logits of the token that follows each of `tokens`: f32[batch length vocab]."""
-        batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions}
+        batch = {"tokens": tokens, "prefix": prefix, "segments": segments, "positions": positions, "memory": memory}
         batch = name_batch(batch, BATCH, _needed_names(batch, self.config), self.config.vocab)
         batch["inputs"] = batch.pop("tokens")
         return self.run(_logits, batch)
@@ -361,7 +357,7 @@ class TransformerLM(Runnable):
         mask = _mask(self.config, batch)
         x, past = self.decoder.prefill(embed(self, tokens, mask), mask=mask)
         last = tokens.size("length")
-        cache = KVCache(past.padded(room), wf.full([], last, dtype="int32"), first)
+        cache = KVCache(past.pad(room), wf.full([], last, dtype="int32"), first)
         return predict(self, x["stream", last - 1]), cache
 
     def step(self, tokens: Tensor, cache: KVCache) -> tuple[Tensor, KVCache]:
@@ -413,7 +409,8 @@ def _hidden(model: TransformerLM, batch: dict[str, Tensor], key: Any) -> tuple[T
     """What the logits are made of: [batch length d_model]."""
     mask = _mask(model.config, batch)
     x = embed(model, batch["inputs"], mask, key)
-    x, report = model.decoder(x, mask=mask, key=fold_key(key, 1))
+    memory = None if "memory" not in batch else wf.cast(batch["memory"], model.config.dtype)
+    x, report = model.decoder(x, mask=mask, memory=memory, key=fold_key(key, 1))
     return x.rename(stream="length"), report
 
 
@@ -444,7 +441,9 @@ def _inputs_and_targets(batch: Any, config: LMConfig) -> dict[str, Tensor]:
 def _needed_names(batch: Any, config: LMConfig) -> list[str]:
     """What a batch must hold: `tokens`, or `inputs` and `targets`; and the `prefix`."""
     names = batch if isinstance(batch, Mapping) else {}
-    if names.get("prefix") is not None and not config.prefix:
-        raise TensorError("the batch has `prefix`, and the model has none", fix="say `prefix=True` in its config")
+    for name, field in {"prefix": "prefix", "memory": "cross_attention"}.items():
+        if names.get(name) is not None and not getattr(config, field):
+            fix = f"say `{field}=True` in its config"
+            raise TensorError(f"the batch has `{name}`, and the model has none", fix=fix)
     needed = ["inputs", "targets"] if "inputs" in names or "targets" in names else ["tokens"]
     return [*needed, "prefix"] if config.prefix else needed

@@ -23,7 +23,7 @@ from .. import ops as wf
 from ..dims import UNSHOWN, Dim, Shape
 from ..errors import DimError, TensorError, closest, public
 from ..fields import bounded
-from ..layout import tell_factor
+from ..hints import tell_factors
 from ..nn.arguments import check_divisor
 from ..nn.weights import apply_dropout, fold_key
 from ..tensor import Tensor, is_tensor, tensor
@@ -33,7 +33,7 @@ from .running import Runnable
 
 SPACE = ("depth", "height", "width")
 for _name in SPACE:
-    tell_factor(_name, "2**(levels - 1)", "a U-Net")
+    tell_factors(_name, "a U-Net", {levels: 1 << (levels - 1) for levels in (2, 3, 4, 5)})
 
 
 @public(form="models.UNetConfig(name='mine', height=64, width=64, classes=3)")
@@ -42,8 +42,11 @@ class UNetConfig(ModelConfig):
     """A U-Net: its sizes, its parts, and how it is computed."""
 
     height: int
+    """Of images, in pixels."""
     width: int
+    """Of images, in pixels."""
     classes: int
+    """Into how many classes pixels are told apart."""
     depth: int = bounded(0, least=0)
     """How many slices a volume has (3-D); 0 for flat images (2-D)."""
     in_channels: int = 1
@@ -53,11 +56,13 @@ class UNetConfig(ModelConfig):
     levels: int = 4
     """How many sizes the image is seen in; each level below halves it."""
     kernel: int = 3
+    """The size of the convolutions, in pixels along each axis."""
     groups: int = 8
     """Of the GroupNorm after each convolution; as many as there are channels makes it an InstanceNorm."""
     heads: int = bounded(0, least=0)
     """Of the attention at the lowest level; 0 for none."""
     d_kv: int = 32
+    """The width of a head of that attention."""
     attention_block: int = bounded(0, least=0)
     """How large the blocks of an image are that see themselves and the blocks around; 0 where all places see all."""
     batch: int = 8

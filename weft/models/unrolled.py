@@ -17,6 +17,7 @@ from .. import nn
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim
 from ..kernels import cached
+from ..lower.rules import stores_parameters
 from ..nn.feed_forward import ACTIVATIONS
 from ..nn.weights import cast_weights
 from ..ops.block_case import chip_of
@@ -65,7 +66,7 @@ class DecodingBlock(eqx.Module):
         self.block = block
         self.qkv = self.qkv_bias = self.w_in = self.w_out = None
         attention, forward = block.attention, block.feed_forward
-        if not _is_as_used(attention.q):
+        if stores_parameters(attention.q):
             return
         if not attention.queries(attention.q) and _are_whole(attention.q, attention.q.dims[2:]):
             weights = [attention.q, attention.k, attention.v]
@@ -112,8 +113,8 @@ class DecodingBlock(eqx.Module):
         y = apply_norm(block.attention_out_norm, block.attention.out(mixed, rename=back))
         before, x = x, wf.add(x, y, names="subset")
         x = apply_norm(block.attention_post_norm, x)
-        if block.memory_attention is not None:
-            x = wf.add(x, block.cross_attend(x, memory, memory_mask, None, back), names="subset")
+        if block.memory_attention is not None and memory is not None:
+            x = wf.add(x, block.cross_attend(x, memory, memory_mask, None, back, number), names="subset")
             x = apply_norm(block.memory_post_norm, x)
         h = as_length(apply_norm(block.feed_forward_norm, before if block.config.parallel else x))
         y = apply_norm(block.feed_forward_out_norm, self._feed_forward(h, back))
@@ -178,7 +179,7 @@ class UnrolledDecoder(eqx.Module):
                 x, number, past=past, cache=cache, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask
             )
             pasts.append(past)
-        return apply_norm(self.stack.norm, x), cache.moved(
+        return apply_norm(self.stack.norm, x), cache.advance(
             tuple(pasts), x.size("stream") if x.dims.has("stream") else 1
         )
 
@@ -189,7 +190,7 @@ class UnrolledDecoder(eqx.Module):
 def can_attend_cached(attention: nn.Attention, q: Tensor, past: KeysValues) -> bool:
     """Whether a GPU does it by the kernel: one query a row, a head's keys all here."""
     (_, *queries), (_, heads, d_kv) = attention.q.dims, attention.k.dims
-    rows = list(q.dims.without(queries))
+    rows = [dim for dim in q.dims if dim not in queries]
     memory = past.keys.dims[-3:-2]
     if list(q.dims) != [*rows, *queries] or list(past.keys.dims) != [*rows, *memory, heads, d_kv]:
         return False  # a few tokens, or heads under another name
@@ -222,14 +223,6 @@ def attend_cached(
     out = [list(x.dims) for x in (q, *past)]
     mixed, *kept = wf.local(kernel, *inputs, out=out, whole=past.keys.dims[-3::2])
     return mixed, KeysValues(*kept)
-
-
-# How weights lie.
-
-
-def _is_as_used(weight: Tensor) -> bool:
-    """Whether weights lie as they are used; what is stored otherwise stays as it is."""
-    return weight.region is None or not (weight.region.layout.params or weight.region.layout.host["params"])
 
 
 def _are_whole(x: Tensor, dims: Sequence[Dim]) -> bool:

@@ -14,9 +14,11 @@ import jax
 
 from .. import nn
 from .. import ops as wf
+from ..checks import is_whole
 from ..dims import Dim, Shape
 from ..errors import DimError, TensorError, public
 from ..fields import bounded, one_of
+from ..lower.rules import ways_under
 from ..nn.weights import apply_dropout, fold_key, normal
 from ..tensor import Tensor, is_tensor, tensor
 from .config import TransformerConfig, need_config, stream
@@ -38,10 +40,15 @@ class ViTConfig(TransformerConfig):
     """A vision Transformer; `length` is how many patches an image has, and one more."""
 
     height: int = 224
+    """Of images, in pixels."""
     width: int = 224
+    """Of images, in pixels."""
     patch_height: int = 16
+    """Of a patch, which becomes one token."""
     patch_width: int = 16
+    """Of a patch."""
     in_channels: int = 3
+    """How many numbers a pixel has."""
     classes: int = bounded(0, least=0)
     """Into how many classes images are told apart; 0 for an encoder alone."""
     pooler: str = one_of("none", *TRANSFORMS)
@@ -61,7 +68,7 @@ class ViTConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         sizes = (self.height, self.width, self.patch_height, self.patch_width)
-        if all(isinstance(size, int) and size > 0 for size in sizes):  # what is not is told with the other fields
+        if all(is_whole(size, least=1) for size in sizes):  # what is not is told with the other fields
             object.__setattr__(
                 self, "length", (self.height // self.patch_height) * (self.width // self.patch_width) + 1
             )
@@ -218,7 +225,5 @@ def _hidden(model: ViT, images: Tensor, key: Any) -> Tensor:
 
 def _ways(length: int, x: Tensor) -> int:
     """Over how many processors positions must divide."""
-    if x.region is None:
-        return 1
     dims = [Dim("length", length), stream(length), Dim("memory_length", length)]
-    return math.lcm(*(x.region.ways(x.region.axes([dim])[0]) for dim in dims))
+    return math.lcm(*(ways_under(x, dim) for dim in dims))

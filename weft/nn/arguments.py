@@ -10,8 +10,8 @@ from typing import Any
 from ..checks import is_real, is_whole
 from ..dims import Dim
 from ..errors import DimError, TensorError, closest
+from ..lower.meet import need_tensor
 from ..ops.einsum import FLOAT8
-from ..tensor import is_tensor
 
 
 def check_dim(value: Any, what: str) -> Dim:
@@ -67,7 +67,16 @@ def check_matmul_dtype(value: Any) -> str | None:
     return None if value is None else check_choice(value, [FLOAT8], "matmul_dtype")
 
 
-def check_dims(x: Any, dims: Iterable[Dim]) -> None:
-    """Raises where `x` is a tensor without one of the dims."""
-    for dim in dims if is_tensor(x) else ():
+def check_dims(x: Any, dims: Iterable[Dim], makes: Iterable[Dim] = ()) -> None:
+    """Raises where `x`, given to a layer, is no tensor, or lacks one of the dims.
+
+    It may have none of those that the layer `makes`: by names the two would be one.
+    """
+    need_tensor(x, "a layer")
+    for dim in dims:
         x.dims.find(dim)
+    if twice := next((dim.name for dim in makes if x.dims.has(dim.name)), None):
+        raise DimError(
+            f"a layer that makes `{twice}` was given [{x.dims}], which has it already",
+            fix=f"rename it first, e.g. `x.rename({twice}='{twice}_in')`",
+        )

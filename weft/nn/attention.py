@@ -1,4 +1,4 @@
-"""Attention: multi-head or grouped-query (GQA), with RoPE and masks.
+"""Attention: multi-head, grouped-query (GQA) or multi-query (MQA); RoPE, masks.
 
 Queries are at positions `length`, keys and values at `memory_length`. The layer's own dims may have any names. Heads of
 keys and values are `heads`; where several query heads share one, they are `heads` x `group`. Where a fused kernel can
@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from .. import ops as wf
-from ..dims import UNSHOWN, Dim
+from ..dims import UNSHOWN, Dim, rename_dims
 from ..errors import LayoutError, TensorError, public
 from ..kernels.choice import AttentionCase, choose
 from ..lower.recorded import note_attention
+from ..lower.rules import can_be, has_rule, state_of, ways_under
 from ..ops.block_case import chip_of
 from ..ops.blockwise import UNSEEN
 from ..ops.counter_dropout import drop_shares
@@ -141,8 +142,9 @@ class Attention(eqx.Module):
             y = self(*named[:2], mask=named[2], bias=named[3], key=key, dropout=dropout, rename=rename)
             return y.rename(length=h.dim(over)) if y.dims.has("length") else y
         mask = Mask() if mask is None else mask
-        check_dims(h, [self.q.dims[0]])
         memory = h if memory is None else memory
+        for x in (h, memory):
+            check_dims(x, self.q.dims[:1], makes=self.q.dims[1:])
         here = there = None
         if self.rotary is not None:
             here = mask.query_positions(h)
@@ -184,8 +186,8 @@ class Attention(eqx.Module):
         """Whether q, k and v of many positions are made by one product on a GPU."""
         if chip_of(h).kind != "gpu" or not h.dims.has("length") or self.matmul_dtype is not None or self.queries(h):
             return False
-        ways = 1 if h.region is None else h.region.ways(h.region.axes([self.k.dims[1]])[0])
-        return math.prod(dim.size for dim in self.q.dims[1:]) // ways <= WIDEST_TOGETHER
+        heads = self.k.dims[1]
+        return math.prod(dim.size for dim in self.q.dims[1:]) // ways_under(h, heads) <= WIDEST_TOGETHER
 
     def _project_together(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v by the product with their weights side by side, as they are split."""
@@ -205,11 +207,8 @@ class Attention(eqx.Module):
     def queries(self, x: Tensor) -> dict[str, Dim]:
         """The new name of heads while attending, by the old, where a rule names it."""
         heads = self.k.dims[1]
-        if x.region is None:
-            return {}
         queries = Dim("queries", heads.size, heads.name, heads.valid)
-        x.region.see([queries])  # a rule may name it, which errors then offer
-        return {heads.name: queries} if queries.name in x.region.layout.rules else {}
+        return {heads.name: queries} if has_rule(x, queries) else {}
 
     def _project(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (names := self.queries(h)):
@@ -316,7 +315,7 @@ class Attention(eqx.Module):
         why = "drop one of the rules `length` and `memory_length`"
         raise LayoutError(
             f"{what} all scores, and ring attention over `{over}` makes them block by block",
-            state="" if q.region is None else q.region.state,
+            state=state_of(q),
             fix=why if self.talking is not None else f"give the `nn.RelativeBias` itself, or {why}",
         )
 
@@ -325,9 +324,10 @@ class Attention(eqx.Module):
         weight = self.o
         if names := self.queries(mixed):
             ((old, new),) = names.items()
-            if rename:
-                mixed, rename = mixed.rename(**{new.name: self.k.dims[1]}, **rename), None
-            else:
+            back = {new.name: self.k.dims[1], **(rename or {})}
+            if rename and can_be(mixed, rename_dims(mixed.dims, back)):
+                mixed, rename = mixed.rename(**back), None
+            else:  # each processor joins the heads it has
                 weight = weight.rename(**{old: new})
         over = [dim for dim in weight.dims if mixed.dims.has(dim)]
         y = wf.einsum(mixed, cast_weight(weight, mixed.dtype), over=over, rename=rename, matmul_dtype=self.matmul_dtype)

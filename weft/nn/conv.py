@@ -125,10 +125,10 @@ def _kernel_dims(ins: Any, outs: Any, kernel: Any, groups: Any) -> tuple[Shape, 
     if ins == outs and groups == ins.size:  # depthwise: the kernel has the channels once
         return slides, Shape([*own, outs])
     summed = ins if groups == 1 else Dim(f"{ins.name}_in_group", ins.size // groups)
-    return slides, Shape([*own, summed, _made(ins, outs, groups)])
+    return slides, Shape([*own, summed, _name_result(ins, outs, groups)])
 
 
-def _made(ins: Dim, outs: Dim, groups: int) -> Dim:
+def _name_result(ins: Dim, outs: Dim, groups: int) -> Dim:
     """The channels that come out, under a name that those that go in do not have."""
     is_depthwise = ins == outs and groups == ins.size
     if ins.name != outs.name or is_depthwise:
@@ -140,7 +140,7 @@ def _slides(layer: Any, x: Tensor) -> tuple[dict[str, Dim], Dim]:
     """The dims a kernel slides along with its own, and the channels that come out."""
     check_dims(x, [layer.ins])
     over = {dim.name.removeprefix(_KERNEL): dim for dim in layer.weight.dims if dim.name.startswith(_KERNEL)}
-    return over, _made(layer.ins, layer.outs, layer.how["groups"])
+    return over, _name_result(layer.ins, layer.outs, layer.how["groups"])
 
 
 def _finish(layer: Any, y: Tensor, made: Dim) -> Tensor:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from .. import ops as wf
 from ..dims import Dim
 from ..kernels import grouped
+from ..lower.recorded import note_sharing
 from ..ops.block_case import chip_of
 from ..ops.uneven import with_padding_as_values
 from ..tensor import Tensor
@@ -25,15 +26,20 @@ from ..tensor import Tensor
 Activate = Callable[[Any], Any]
 
 
-def best_experts(share: Tensor, top_k: int, normalised: bool) -> tuple[Tensor, Tensor]:
+def best_experts(
+    share: Tensor, rank: Tensor, top_k: int, normalised: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """For each choice of a token its expert, and its share in the result.
 
-    Of a softmax over all experts the `top_k` largest, which are made to sum to one if `normalised`.
+    Of those of all experts the `top_k` that rank highest, which are made to sum to one if `normalised`.
     """
-    shares, experts = wf.top_k(share, over="router", k=Dim("choices", top_k))
+    choices = Dim("choices", top_k)
+    shares, experts = wf.top_k(rank, over="router", k=choices)
+    if rank is not share:
+        shares = wf.gather(share, experts.rename(choices="router"), over="router").rename(router=choices)
     if normalised:
         shares = shares / wf.sum(shares, over="choices")
-    return experts, shares
+    return experts, shares if scale == 1 else shares * scale
 
 
 def run_experts(
@@ -54,6 +60,7 @@ def run_experts(
     run_local = _run_in_blocks if chip_of(h).kind == "gpu" else _run_sorted
 
     def run(tokens: Any, chosen: Any, shares: Any, *weights: Any, here: Any) -> Any:
+        note_sharing(experts.size // here.size(experts))
         return run_local(
             tokens, chosen - here.start(experts), shares, weights, activate, lambda hidden: here.sum(hidden, width)
         )
@@ -75,8 +82,7 @@ def _run_sorted(
     sizes = jnp.bincount(group, length=count + 1)[:count]
     rows = jnp.where(is_here, tokens.reshape(-1, width)[order // choices], 0)
     made = _feed_forward(rows, weights, activate, finish, lambda x, weight: jax.lax.ragged_dot(x, weight, sizes))
-    by_token = jnp.where(is_here, made, 0)[jnp.argsort(order)].reshape(-1, choices, width)
-    return jnp.einsum("tkd,tk->td", by_token, shares.reshape(-1, choices)).reshape(tokens.shape)
+    return _combine(jnp.where(is_here, made, 0)[jnp.argsort(order)], shares, tokens)
 
 
 def _run_in_blocks(
@@ -89,9 +95,14 @@ def _run_in_blocks(
     places = grouped.place_rows(_number_experts(chosen, count), count)
     rows = grouped.spread(tokens.reshape(-1, width), places, choices)
     made = _feed_forward(rows, weights, activate, finish, lambda x, weight: grouped.grouped_product(x, weight, places))
-    by_token = grouped.collect(made, places).reshape(-1, choices, width).astype("float32")
-    summed = jnp.sum(by_token * shares.reshape(-1, choices, 1), 1)  # no product: it sums too few numbers for one
-    return summed.astype(tokens.dtype).reshape(tokens.shape)
+    return _combine(grouped.collect(made, places), shares, tokens)
+
+
+def _combine(made: Any, shares: Any, tokens: Any) -> Any:
+    """What the chosen experts made of each token, by shares: as `tokens`."""
+    by_token = made.reshape(*shares.shape, tokens.shape[-1]).astype("float32")
+    # No product: it would sum too few numbers for one.
+    return jnp.sum(by_token * shares[..., None], -2).astype(tokens.dtype)
 
 
 def _number_experts(chosen: Any, count: int) -> Any:

@@ -79,7 +79,7 @@ class FeedForward(eqx.Module):
     @public
     def __call__(self, h: Tensor, *, key: Any = None, dropout: float = 0.0, rename: Any = None) -> Tensor:
         """The result; `rename` lets it leave under other names, as in `einsum`."""
-        check_dims(h, self.w_in.dims[:1])
+        check_dims(h, self.w_in.dims[:1], makes=self.w_in.dims[1:])
         w_in = cast_weight(self.w_in, h.dtype)
         w_out = cast_weight(self.w_out, h.dtype)
         d_model, d_ff = w_in.dims

@@ -134,8 +134,8 @@ def attend_fused(
     def run(*arrays: Any, here: Any) -> Any:
         local = dict(zip(["q", "k", "v", *tensors, *([] if bias is None else ["bias"])], arrays, strict=True))
         sizes = {dim.name: here.size(dim) for dim in (*outer, *heads)}
-        queries = _joined(local["q"], len(outer), len(heads))
-        keys, values = (_joined(local[name], len(outer), 1) for name in "kv")
+        queries = _join(local["q"], len(outer), len(heads))
+        keys, values = (_join(local[name], len(outer), 1) for name in "kv")
         given = _Given(
             mask,
             case,
@@ -152,7 +152,7 @@ def attend_fused(
         else:
             how: dict[str, Any] = {"backend": "triton" if chip_of(q).kind == "gpu" else "interpret"}
             if dropout and key is not None:
-                how |= _dropping(q.dims[:-1], k.dim("memory_length"), dropout, key, here)
+                how |= _place_dropout(q.dims[:-1], k.dim("memory_length"), dropout, key, here)
             mixed = _by_flash(queries, keys, values, given, scale=scale, softcap=softcap, **how)
         return mixed.reshape(local["q"].shape)
 
@@ -210,7 +210,7 @@ def _by_splash(q: Any, k: Any, v: Any, given: _Given, *, scale: float, softcap: 
     )
 
 
-def _dropping(dims: Sequence[Dim], memory: Dim, dropout: float, key: Any, here: Any) -> dict[str, Any]:
+def _place_dropout(dims: Sequence[Dim], memory: Dim, dropout: float, key: Any, here: Any) -> dict[str, Any]:
     """What says which shares dropout keeps: by the global index of each row and head."""
     dealt = dealt_among(dims)
     words = key_words(need_key(key, "dropout"), dealt)
@@ -268,7 +268,7 @@ def _along(name: str, x: Any) -> Any:
     return x[:, None, None, :] if name.startswith("memory_") else x[:, None, :, None]
 
 
-def _joined(x: Any, outer: int, heads: int) -> Any:
+def _join(x: Any, outer: int, heads: int) -> Any:
     """[.. length (heads) channel] as [batch length heads channel]."""
     sizes = x.shape
     batch, rest = math.prod(sizes[:outer]), sizes[outer + 1 : outer + 1 + heads]
@@ -278,7 +278,7 @@ def _joined(x: Any, outer: int, heads: int) -> Any:
 def _of_batch(array: Any, x: Tensor, outer: Sequence[Dim], sizes: Mapping[str, int]) -> Any:
     """What is said of places as [batch places], or [1 places] of all the same."""
     places = [name for name in ("length", "memory_length") if x.dims.has(name)]
-    array = _filled(array, x, [dim.name for dim in outer], places, sizes)
+    array = _fill(array, x, [dim.name for dim in outer], places, sizes)
     return array.reshape(-1, math.prod(array.shape[len(outer) :]))
 
 
@@ -287,7 +287,7 @@ def _of_scores(
 ) -> Any:
     """A bias as [batch heads length memory_length], of size 1 where it lacks one."""
     rest = [*(dim.name for dim in heads), "length", "memory_length"]
-    array = _filled(array, x, [dim.name for dim in outer], rest, sizes)
+    array = _fill(array, x, [dim.name for dim in outer], rest, sizes)
     array = array.reshape(-1, *array.shape[len(outer) :])
     if any(x.dims.has(dim) for dim in heads):
         array = jnp.broadcast_to(array, (array.shape[0], *(sizes[dim.name] for dim in heads), *array.shape[-2:]))
@@ -295,7 +295,7 @@ def _of_scores(
     return jnp.broadcast_to(array, (*array.shape[:2], case.length, case.memory_length))
 
 
-def _filled(array: Any, x: Tensor, outer: Sequence[str], rest: Sequence[str], sizes: Mapping[str, int]) -> Any:
+def _fill(array: Any, x: Tensor, outer: Sequence[str], rest: Sequence[str], sizes: Mapping[str, int]) -> Any:
     """An array as [outer .. rest ..]; with one of the outer dims, of all their sizes."""
     array = align(array, x.dims, [Dim(name, 1) for name in (*outer, *rest)])
     if any(x.dims.has(name) for name in outer):

@@ -9,8 +9,8 @@ import equinox as eqx
 from .. import ops as wf
 from ..dims import Dim, DimLike, Dims, Shape, new_dims
 from ..dtypes import DTypeLike
-from ..errors import DimError, public
-from ..tensor import Tensor, is_tensor
+from ..errors import public
+from ..tensor import Tensor
 from .arguments import check_dim, check_dims
 from .weights import cast_weight, full, normal
 
@@ -37,21 +37,12 @@ class Linear(eqx.Module):
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
-        check_dims(x, self.ins)
-        self._check_outs(x)
+        check_dims(x, self.ins, makes=self.weight.dims.without(self.ins))
         weight = cast_weight(self.weight, x.dtype)
         if self.bias is None:
             return wf.einsum(x, weight, over=self.ins, rename=self.names)
         y = wf.add(wf.einsum(x, weight, over=self.ins), wf.cast(self.bias, x.dtype), names="subset")
         return y.rename(**self.names) if self.names else y
-
-    def _check_outs(self, x: Tensor) -> None:
-        outs = self.weight.dims.without(self.ins) if is_tensor(x) else ()
-        if twice := next((dim for dim in outs if x.dims.has(dim)), None):
-            raise DimError(
-                f"a linear map to `{twice.name}` was given [{x.dims}], which has it already",
-                fix=f"rename it first, e.g. `x.rename({twice.name}='{twice.name}_in')`",
-            )
 
 
 class Embedding(eqx.Module):
@@ -80,6 +71,7 @@ class Embedding(eqx.Module):
     @public
     def logits(self, x: Tensor, dtype: DTypeLike = "float32") -> Tensor:
         """The product of `x` with every vector."""
+        over = self.table.dims.without([self.ids])
+        check_dims(x, over, makes=[self.table.dims.find(self.ids)])
         table = wf.cast(self.table, x.dtype)
-        over = [dim for dim in self.table.dims if dim.name != self.ids]
         return wf.einsum(x, table, over=over, dtype=dtype)

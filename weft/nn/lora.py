@@ -12,6 +12,7 @@ import jax
 
 from ..dims import Dim, Shape
 from ..errors import TensorError, public
+from ..namespace import namespace
 from ..tensor import Tensor, is_tensor, parameter
 from .arguments import check_count
 from .freezing import freeze, map_paths, match_paths, unfreeze
@@ -83,3 +84,8 @@ def _low_rank_pair(path: str, x: Tensor, rank: Dim) -> tuple[Weight, Weight]:
     spread, dtype = math.prod(dim.count for dim in ins) ** -0.5, str(x.dtype)
     down = Weight(Shape([*experts, *ins, rank]), spread, stack=stack, dtype=dtype)
     return down, Weight(Shape([*experts, rank, *outs]), stack=stack, dtype=dtype)
+
+
+__all__ = ["WHERE", "add", "merge"]
+
+__dir__, __getattr__ = namespace(globals(), called="nn.lora")

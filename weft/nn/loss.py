@@ -3,8 +3,10 @@
 The vocab is never gathered, and its logits need not all be held at one time either.
 """
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -38,7 +40,7 @@ def cross_entropy(
     no gradient. One outside the vocab is an error where its value is known; in a traced program both results are NaN
     there, and `check_labels` raises after the call.
     """
-    vocab = need_tensor(logits, "cross_entropy").dim(over)
+    vocab = _classes(need_tensor(logits, "cross_entropy"), over)
     targets = need_integers(targets, "cross_entropy")
     _check_labels(targets, vocab, ignore_index, check_labels)
     nll, loss, _ = _losses(logits, targets, vocab, smoothing=smoothing, z_loss=z_loss)
@@ -46,6 +48,14 @@ def cross_entropy(
         return nll, loss
     counts = targets != ignore_index
     return wf.where(counts, nll, 0.0), wf.where(counts, loss, 0.0)
+
+
+def _classes(logits: Tensor, over: Any) -> Dim:
+    """The dim of the classes; an error where the one taken by default is not there."""
+    if over == "vocab" and logits.dims and not logits.dims.has(over):
+        fact = f"the classes are along `vocab` unless said, and the logits have dims [{logits.dims}]"
+        raise DimError(fact, fix=f"say along which they are: `over='{logits.dims[-1].name}'`")
+    return logits.dim(over)
 
 
 def _losses(
@@ -88,13 +98,26 @@ def _is_label(targets: Tensor, vocab: Dim) -> Tensor:
     return wf.elementwise(is_within, targets)
 
 
+_all_labels = contextvars.ContextVar("whether labels are checked also where nobody asks for it", default=False)
+
+
+@contextlib.contextmanager
+def checking_labels() -> Iterator[None]:
+    """Losses traced in this context check their labels."""
+    token = _all_labels.set(True)
+    try:
+        yield
+    finally:
+        _all_labels.reset(token)
+
+
 def _check_labels(targets: Tensor, vocab: Dim, ignore_index: int | None, check_labels: bool) -> None:
     """Raises where a target that counts is outside the vocab: now, or after the call."""
     if ignore_index is not None and not is_whole(ignore_index):
         raise TensorError(f"`ignore_index` is {ignore_index!r}", fix="give a whole number, e.g. `ignore_index=-100`")
     if has_values(targets.local_array):
         return _check_known(np.asarray(targets.local_array), targets.dims, vocab, ignore_index)
-    if check_labels:
+    if check_labels or _all_labels.get():
         fits = _is_label(targets, vocab)
         fits = fits if ignore_index is None else fits | (targets == ignore_index)
         wf.check(fits, f"a label lies outside `{vocab.name}`, which has {vocab.count}", label=targets)

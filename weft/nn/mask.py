@@ -6,9 +6,15 @@ from typing import Any
 import equinox as eqx
 
 from .. import ops as wf
+from ..checks import is_whole
 from ..dims import Dim
 from ..errors import TensorError, public
 from ..tensor import Tensor
+
+
+def _as_int(value: Any) -> Any:
+    """A whole number of NumPy's as Python's, which is static as any other."""
+    return int(value) if is_whole(value) else value
 
 
 @public
@@ -19,7 +25,7 @@ class Mask(eqx.Module):
     """
 
     causal: bool = eqx.field(static=True, default=False)
-    window: int | None = eqx.field(static=True, default=None)
+    window: int | None = eqx.field(static=True, default=None, converter=_as_int)
     """How many places back are seen, the own one counted (and as many ahead, where not causal)."""
     prefix: Tensor | None = None
     """How many positions at the start all see each other, for each of the batch."""
@@ -33,7 +39,7 @@ class Mask(eqx.Module):
     """Whether positions count up by one along each segment: causal and window then go by place."""
 
     def __check_init__(self) -> None:
-        if self.window is not None and not (isinstance(self.window, int) and self.window > 0):
+        if self.window is not None and not is_whole(self.window, least=1):
             raise TensorError(f"`window` is {self.window!r}", fix="give a whole number from 1 on: the own place counts")
         if self.prefix is not None and not self.causal:
             raise TensorError("a mask has a prefix, and all see all already", fix="say `causal=True`, or no prefix")
@@ -65,6 +71,7 @@ class Mask(eqx.Module):
         return self if window == self.window else dataclasses.replace(self, window=window)
 
     def query_positions(self, q: Tensor) -> Tensor:
+        """Where each query stands in its sequence."""
         if self.positions is not None:
             return self.positions
         if q.dims.has("stream"):
@@ -72,6 +79,7 @@ class Mask(eqx.Module):
         return wf.arange("length", like=q)
 
     def key_positions(self, k: Tensor) -> Tensor:
+        """Where each key stands in its sequence."""
         return wf.arange("memory_length", like=k) if self.memory_positions is None else self.memory_positions
 
     def query_places(self, q: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Mixture of experts (MoE): a router, top-1 (Switch), top-k or expert-choice.
+"""Mixture of experts (MoE): top-1 (Switch), top-k and expert-choice routing.
 
 Each token goes to its best experts, or each expert chooses its tokens; an expert has room for so many tokens, its
-capacity. The router has a load-balancing loss and a z-loss. Tokens are routed inside their own sequence, so that what
-is dropped does not depend on the layout. Expert batches are called `expert_batch`, which follows `batch` (where no dim
-is called so, the first stands for it): under `batch:x` no token moves; under `batch:x,experts:x` they go to their
-experts by one all-to-all and come back by another.
+capacity: `capacity` (the capacity factor) times its even share. The router has a load-balancing loss and a z-loss.
+Tokens are routed inside their own sequence, so that what is dropped does not depend on the layout. Expert batches are
+called `expert_batch`, which follows `batch` (where no dim is called so, the first stands for it): under `batch:x` no
+token moves; under `batch:x,experts:x` they go to their experts by one all-to-all and come back by another (expert
+parallelism).
 """
 
 import functools
@@ -25,11 +26,12 @@ from .arguments import check_choice, check_count, check_dim, check_dims, check_m
 from .dropless import best_experts, run_experts
 from .feed_forward import ACTIVATIONS, ON_ARRAYS, FeedForward
 from .places import as_places
-from .weights import apply_dropout, cast_weight, check_key, fold_key, key_for, normal
+from .weights import apply_dropout, cast_weight, check_key, fold_key, full, key_for, normal
 
 REPORTED = ("balance_loss", "router_z_loss", "dropped", "routed")
 BALANCES = ("batch", "sequences")
 GATINGS = ("switch", "top2", "choice", "top_k", "dropless")
+SCORINGS = ("softmax", "sigmoid")
 
 
 class MixtureOfExperts(eqx.Module):
@@ -38,10 +40,15 @@ class MixtureOfExperts(eqx.Module):
     `gating` is `switch` (top-1), `top2`, `top_k`, `choice` (experts choose), or `dropless` (top-k without capacity). Of
     several experts a token goes to, the shares are made to sum to one (Mixtral), unless `normalised` is False; one
     alone keeps its share (Switch), or the gate could not learn from it. `shared_experts` have every token beside them.
+
+    `scoring` makes shares of the gate's scores: a softmax of all experts, or of each a `sigmoid` (DeepSeek-V3). With
+    `choice_bias` experts are chosen by share and a bias, which the share itself does not have: no gradient reaches it,
+    and whoever trains sets it so that all are chosen alike. What experts make counts `routed_scale` times.
     """
 
     computed: ClassVar[Sequence[str]] = ("w_in", "w_gate", "w_out")
     gate: Tensor
+    choice_bias: Tensor | None
     w_in: Tensor
     w_gate: Tensor | None
     w_out: Tensor
@@ -49,6 +56,8 @@ class MixtureOfExperts(eqx.Module):
     gating: str = eqx.field(static=True)
     top_k: int = eqx.field(static=True)
     normalised: bool = eqx.field(static=True)
+    scoring: str = eqx.field(static=True)
+    routed_scale: float = eqx.field(static=True)
     capacity: float = eqx.field(static=True)
     room: int | None = eqx.field(static=True)
     balance_over: str = eqx.field(static=True)
@@ -68,6 +77,9 @@ class MixtureOfExperts(eqx.Module):
         gating: str = "switch",
         top_k: int = 2,
         normalised: bool | None = None,
+        scoring: str = "softmax",
+        choice_bias: bool = False,
+        routed_scale: float = 1.0,
         shared_experts: int = 0,
         capacity: float = 1.25,
         room: int | None = None,
@@ -88,6 +100,10 @@ class MixtureOfExperts(eqx.Module):
                 f"a token goes to {self.top_k} of {experts.count} experts", fix=f"say `top_k={experts.count}` or less"
             )
         self.normalised = self.top_k > 1 if normalised is None else normalised
+        self.scoring = check_choice(scoring, SCORINGS, "scoring")
+        self.routed_scale = check_number(routed_scale, "routed_scale", least=0, below=math.inf, may_be_least=False)
+        if choice_bias and gating == "choice":
+            raise TensorError("`choice_bias` is True, and experts choose tokens", fix="leave it out")
         self.activation = check_choice(activation, ACTIVATIONS, "activation")
         self.capacity = check_number(capacity, "capacity", least=0, below=math.inf, example=1.25, may_be_least=False)
         self.room = None if room is None else check_count(room, "room")
@@ -104,10 +120,10 @@ class MixtureOfExperts(eqx.Module):
             own_key = None if key is None else key_for(key, "shared")
             how: Any = {"activation": activation, "gated": gated, "matmul_dtype": matmul_dtype}
             self.shared = FeedForward(d_model, wide, key=own_key, **how)
-        by_width = d_model.count**-0.5
-        self.gate = normal(
-            [d_model, Dim("router", experts.size, valid=experts.valid)], stddev=by_width, key=key, name="gate"
-        )
+        by_width, router = d_model.count**-0.5, Dim("router", experts.size, valid=experts.valid)
+        self.gate = normal([d_model, router], stddev=by_width, key=key, name="gate")
+        biased = {"key": key, "name": "choice_bias", "is_trained": False}
+        self.choice_bias = full([router], 0.0, **biased) if choice_bias else None
         self.w_in = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_in")
         self.w_gate = normal([experts, d_model, d_ff], stddev=by_width, key=key, name="w_gate") if gated else None
         self.w_out = normal([experts, d_ff, d_model], stddev=d_ff.count**-0.5, key=key, name="w_out")
@@ -139,7 +155,7 @@ class MixtureOfExperts(eqx.Module):
 
     def _dropless(self, h: Tensor, key: Any, rename: Any) -> tuple[Tensor, Tensor]:
         scores, share = self.score(h, key)
-        chosen, shares = best_experts(share, self.top_k, self.normalised)
+        chosen, shares = best_experts(share, self._rank(share), self.top_k, self.normalised, self.routed_scale)
         weights = [cast_weight(w, h.dtype) for w in (self.w_in, self.w_gate, self.w_out) if w is not None]
         y = run_experts(h, chosen, shares, weights, ON_ARRAYS[self.activation], rename)
         placed = wf.sum(wf.cast(shares >= 0, "float32"), over="choices")
@@ -204,11 +220,14 @@ class MixtureOfExperts(eqx.Module):
         """For each choice of the tokens its slot, and its share on return; statistics."""
         scores, share = self.score(h, key)
         if not h.dims.has("length"):
-            sends, shares = _top_experts(share, self.top_k, self.normalised)  # there is room for all
+            sends, shares = _top_experts(share, self._rank(share), self.top_k, self.normalised)  # there is room for all
         elif self.gating == "choice":
             sends, shares = _expert_choice(share, self.slots(h.dim("length").count, drops))
         else:
-            sends, shares = _token_choice(share, self.slots(h.dim("length").count, drops), self.top_k, self.normalised)
+            slots = self.slots(h.dim("length").count, drops)
+            sends, shares = _token_choice(share, self._rank(share), slots, self.top_k, self.normalised)
+        if self.routed_scale != 1:
+            shares = [part * self.routed_scale for part in shares]
         within = [dim for dim in sends[0].dims if dim.name in ("router", "slots")]
         placed = functools.reduce(operator.add, (wf.sum(send, over=within) for send in sends))
         return sends, shares, _statistics(scores, share, placed, self.balance_over)
@@ -216,13 +235,17 @@ class MixtureOfExperts(eqx.Module):
     def score(self, h: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
         """The router's scores for each token, and the share of each expert in it."""
         wide = wf.cast(h, "float32")
-        check_dims(h, self.gate.dims[:1])
+        check_dims(h, self.gate.dims[:1], makes=[*self.w_in.dims[::2], self.gate.dims[1]])
         if key is not None and self.jitter:
             within = {"minval": 1 - self.jitter, "maxval": 1 + self.jitter}
             noise = wf.random.uniform(jax.random.fold_in(key, 0), h.dims, like=h, dtype="float32", **within)
             wide = wide * noise
         scores = wf.einsum(wide, wf.cast(self.gate, "float32"), over=self.gate.dims[0])
-        return scores, wf.softmax(scores, over="router")
+        return scores, wf.softmax(scores, over="router") if self.scoring == "softmax" else wf.sigmoid(scores)
+
+    def _rank(self, share: Tensor) -> Tensor:
+        """What experts are chosen by: their shares, with a bias where there is one."""
+        return share if self.choice_bias is None else wf.stop_gradient(share + wf.cast(self.choice_bias, share.dtype))
 
 
 def experts_per_token(gating: str, top_k: int) -> int:
@@ -282,11 +305,13 @@ def summarise(statistics: Tensor) -> dict[str, Tensor]:
     return dict(zip(REPORTED, (wf.sum(x, over=layers) if layers else x for x in of_layers), strict=True))
 
 
-def _token_choice(share: Tensor, slots: Dim, choices: int, normalised: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _token_choice(
+    share: Tensor, rank: Tensor, slots: Dim, choices: int, normalised: bool
+) -> tuple[list[Tensor], list[Tensor]]:
     """Top-k routing while experts have room: first choices first, in order."""
     taken: Any = 0
     sends = []
-    best, parts = _top_experts(share, choices, normalised)
+    best, parts = _top_experts(share, rank, choices, normalised)
     for hot in best:
         place = wf.cumsum(hot, over="length") - 1 + taken
         at = wf.cast(wf.sum(place * hot, over="router"), "int32")
@@ -295,14 +320,14 @@ def _token_choice(share: Tensor, slots: Dim, choices: int, normalised: bool) -> 
     return sends, parts
 
 
-def _top_experts(share: Tensor, choices: int, normalised: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _top_experts(share: Tensor, rank: Tensor, choices: int, normalised: bool) -> tuple[list[Tensor], list[Tensor]]:
     """The best experts of each token, one-hot, and the part of the result it gives."""
-    left, best, weights = share, [], []
+    left, best, weights = rank, [], []
     for _ in range(choices):
         hot = wf.one_hot(wf.argmax(left, over="router"), share.dim("router"))
         best.append(hot)
         weights.append(wf.sum(share * hot, over="router"))
-        left = wf.where(hot > 0, -1.0, left)
+        left = wf.where(hot > 0, -math.inf, left)
     if not normalised:
         return best, weights
     total = functools.reduce(operator.add, weights)

@@ -58,7 +58,7 @@ class Patches(eqx.Module):
     def __call__(self, x: Tensor) -> Tensor:
         sides = [dim for dim in self.weight.dims if dim.name.startswith(_PATCH)]
         names = [side.name.removeprefix(_PATCH) for side in sides]
-        check_dims(x, [self.ins])
+        check_dims(x, [self.ins], makes=[self.outs])
         counts = [
             Dim(f"{UNSHOWN}{name}", self._count(x, name, side), name) for name, side in zip(names, sides, strict=True)
         ]

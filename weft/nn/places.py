@@ -20,10 +20,10 @@ def as_places(tree: Any, over: str) -> Any:
         if not is_tensor(x):
             return x
         names = {over: "length", f"memory_{over}": "memory_length"}
-        return x.rename(**{old: _following(x, old, new) for old, new in names.items() if x.dims.has(old)})
+        return x.rename(**{old: _make_follower(x, old, new) for old, new in names.items() if x.dims.has(old)})
 
     return jax.tree.map(rename, tree, is_leaf=is_tensor)
 
 
-def _following(x: Tensor, old: str, new: str) -> Dim:
+def _make_follower(x: Tensor, old: str, new: str) -> Dim:
     return Dim(new, x.size(old), follows=old, valid=x.dim(old).valid)

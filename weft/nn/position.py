@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from .. import ops as wf
 from ..dims import UNSHOWN, Dim, new_dims
 from ..errors import DimError, closest, public
 from ..lower.meet import need_tensor
-from ..tensor import Tensor
+from ..tensor import Tensor, tensor
 from .arguments import check_dim, check_number
 from .weights import normal
 
@@ -30,7 +31,7 @@ def sinusoids(position: Tensor, d_model: Dim, like: Tensor) -> Tensor:
     return wf.sin(angle)
 
 
-ROPE_SCALINGS = ("llama3", "linear", "dynamic", "yarn")
+ROPE_SCALINGS = ("llama3", "linear", "dynamic", "yarn", "longrope")
 
 
 class RopeScaling(NamedTuple):
@@ -39,7 +40,8 @@ class RopeScaling(NamedTuple):
     `linear` makes all waves slower by `factor`. `llama3` does so with long ones: a wave that turns more than `high`
     times within `length` stays as it is, one that turns less than `low` times is stretched fully; `yarn` the same by
     a ramp along the channels, from whole ones on if `truncated`. `dynamic` (NTK) stretches by how far the last
-    position is beyond `length`. What is turned is also made larger by `amplitude`.
+    position is beyond `length`. `longrope` makes each wave slower by a number of its own, one of `short` while no
+    position is beyond `length`, else one of `long`. What is turned is also made larger by `amplitude`.
     """
 
     factor: float
@@ -49,6 +51,8 @@ class RopeScaling(NamedTuple):
     kind: str = "llama3"
     amplitude: float = 1.0
     truncated: bool = True
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
 
     def __call__(self, rate: Tensor, base: float, position: Tensor) -> Tensor:
         """The rates of the waves of channels, those of a base, as scaled."""
@@ -56,14 +60,16 @@ class RopeScaling(NamedTuple):
             return rate / self.factor
         if self.kind == "dynamic":
             return self._by_length(rate, position)
-        kept = self._kept_along(rate, base) if self.kind == "yarn" else self._kept_of_turns(rate)
+        if self.kind == "longrope":
+            return rate / self._of_each(rate, position)
+        kept = self._keep_along(rate, base) if self.kind == "yarn" else self._keep_turns(rate)
         return rate * (kept + (1.0 - kept) / self.factor)
 
-    def _kept_of_turns(self, rate: Tensor) -> Tensor:
+    def _keep_turns(self, rate: Tensor) -> Tensor:
         turns = rate * (self.length / (2 * math.pi))
         return wf.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
 
-    def _kept_along(self, rate: Tensor, base: float) -> Tensor:
+    def _keep_along(self, rate: Tensor, base: float) -> Tensor:
         (half,) = rate.dims
 
         def channel(turns: float) -> float:
@@ -82,6 +88,12 @@ class RopeScaling(NamedTuple):
         grown = wf.log(wf.maximum(self.factor * reach - (self.factor - 1.0), 1.0))
         channel = wf.arange(half, like=rate, dtype="float32")
         return rate * wf.exp(grown * (channel / (1.0 - half.size if half.size > 1 else -1.0)))
+
+    def _of_each(self, rate: Tensor, position: Tensor) -> Tensor:
+        """By what each wave is made slower: all of them by the last position."""
+        (half,) = rate.dims
+        short, long = (tensor(np.array(x, "float32"), [half]) for x in (self.short, self.long))
+        return wf.where(wf.max(position, over=position.dims) >= self.length, long, short)
 
 
 @public

@@ -30,15 +30,15 @@ class _Recurrent(eqx.Module):
     def _declare(self, ins: Dim, hidden: Dim, gates: int, bias: bool, key: Any) -> None:
         self.ins, self.hidden = check_dim(ins, "ins"), check_dim(hidden, "hidden")
         gate = Dim(GATES, gates)
-        self.w_in = normal([ins, gate, _made(ins, hidden)], stddev=ins.count**-0.5, key=key, name="w_in")
+        self.w_in = normal([ins, gate, _name_state(ins, hidden)], stddev=ins.count**-0.5, key=key, name="w_in")
         self.w_hidden = normal(
-            [hidden, gate, _made(hidden, hidden)], stddev=hidden.count**-0.5, key=key, name="w_hidden"
+            [hidden, gate, _name_state(hidden, hidden)], stddev=hidden.count**-0.5, key=key, name="w_hidden"
         )
         self.in_bias = full([gate, hidden], 0.0, key=key, name="in_bias") if bias else None
 
     def _from_input(self, x: Tensor) -> Tensor:
         """What the gates take from `x`, for all places at once."""
-        check_dims(x, [self.ins])
+        check_dims(x, [self.ins], makes=self.w_in.dims.without([self.ins]))
         y = _product(x, self.w_in, self.ins, self.hidden)
         return y if self.in_bias is None else wf.add(y, wf.cast(self.in_bias, x.dtype), names="subset")
 
@@ -47,13 +47,13 @@ class _Recurrent(eqx.Module):
         return wf.zeros([*x.dims.without([self.ins, over]), self.hidden], like=x, dtype=x.dtype)
 
 
-def _made(ins: Dim, hidden: Dim) -> Dim:
+def _name_state(ins: Dim, hidden: Dim) -> Dim:
     """The state under a name that what goes in does not have."""
     return hidden if ins.name != hidden.name else Dim(f"{hidden.name}_out", hidden.size, hidden.name, hidden.valid)
 
 
 def _product(x: Tensor, weight: Tensor, ins: Dim, hidden: Dim) -> Tensor:
-    made = _made(ins, hidden)
+    made = _name_state(ins, hidden)
     names = {made.name: hidden} if made.name != hidden.name else None
     return wf.einsum(x, cast_weight(weight, x.dtype), over=ins, rename=names)
 
@@ -76,6 +76,7 @@ class LSTM(_Recurrent):
         unroll: int = 1,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """What each place gives, and the last state (h, c); a state may be begun with."""
+        from_inputs = self._from_input(x)
         state = (self._start(x, over), self._start(x, over)) if state is None else state
 
         def turn(state: Any, from_input: Tensor) -> Any:
@@ -86,7 +87,7 @@ class LSTM(_Recurrent):
             h = wf.sigmoid(out) * wf.tanh(c)
             return (h, c), h
 
-        last, outputs = wf.scan(turn, state, self._from_input(x), over=over, reverse=reverse, unroll=unroll)
+        last, outputs = wf.scan(turn, state, from_inputs, over=over, reverse=reverse, unroll=unroll)
         return outputs, last
 
 
@@ -111,6 +112,7 @@ class GRU(_Recurrent):
         unroll: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """What each place gives, and the last state; a state may be begun with."""
+        from_inputs = self._from_input(x)
 
         def turn(h: Tensor, from_input: Tensor) -> Any:
             from_state = _product(h, self.w_hidden, self.hidden, self.hidden)
@@ -124,5 +126,5 @@ class GRU(_Recurrent):
             return h, h
 
         start = self._start(x, over) if state is None else state
-        last, outputs = wf.scan(turn, start, self._from_input(x), over=over, reverse=reverse, unroll=unroll)
+        last, outputs = wf.scan(turn, start, from_inputs, over=over, reverse=reverse, unroll=unroll)
         return outputs, last

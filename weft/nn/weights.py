@@ -2,7 +2,8 @@
 
 Imports the language. They are made as shapes, whole, or each processor its own slice. A module made without a key holds
 a `Weight` in the place of each parameter; `init` gives them values. These follow from the key and the weight's path
-alone: no layout changes them, and a weight of stacked layers holds what the layers' own weights would.
+alone: no layout changes them, and a weight of stacked layers holds what the layers' own weights would. A layer computes
+in the dtype of its activations (mixed precision): `cast_weight`.
 """
 
 import dataclasses
@@ -69,7 +70,13 @@ class Weight:
             raise TensorError(fact, fix="give a function alone, e.g. `init=wf.random.uniform`, or `stddev` and `mean`")
 
     @property
+    def lacks(self) -> tuple[str, str]:
+        """What an op that is given it in place of a tensor says: the fact, and the fix."""
+        return f"a weight [{self.stored_dims}] of a layer without values", "make them: `nn.init(layer, key)`"
+
+    @property
     def stored_dims(self) -> Shape:
+        """Its dims as they are stored: those of the stack first."""
         return Shape([*self.stack, *self.dims])
 
     @property

@@ -12,10 +12,10 @@ from jax.extend.core import ClosedJaxpr
 
 from ..checks import is_whole, need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, union
-from ..errors import DimError, TensorError
+from ..errors import DimError, TensorError, closest
 from ..graph import keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
-from ..lower.dealt import dealing
+from ..lower.dealt import deal_rows, dealing
 from ..lower.meet import bring, common_region, operand, vary_before_loop, with_layout
 from ..lower.move import result, settle
 from ..lower.padding import need_no_padding
@@ -47,8 +47,10 @@ def accumulate(
     name = over.name if isinstance(over, Dim) else over
     tensors = _tensors_with(name, data)
     if not tensors:
+        named = [dim.name for x in jax.tree.leaves(data, is_leaf=is_tensor) if is_tensor(x) for dim in x.dims]
         raise DimError(
-            f"no tensor of the data has dim `{name}`", fix="name the dim that is cut into microbatches: `over=`"
+            f"no tensor of the data has dim `{name}`",
+            fix=f"let `over=` name the dim that is cut into microbatches: {closest(str(name), named)}",
         )
     for leaf in jax.tree.leaves(data, is_leaf=is_tensor):
         if not is_tensor(leaf) and hasattr(leaf, "shape") and leaf.shape:
@@ -72,8 +74,8 @@ def _accumulate(fn: Callable[[Any, Any], tuple[Any, Any]], params: Any, data: An
     def part(weights: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         number, *rows = arrays
         held = iter(weights)  # made anew in each turn, or they would be gathered before the first
-        given = map_tensors(lambda x: slot_of(stored[id(x)]).filled(next(held)) if id(x) in stored else x, params)
-        slices = (slot.filled(array) for slot, array in zip(inner, rows, strict=True))
+        given = map_tensors(lambda x: slot_of(stored[id(x)]).fill(next(held)) if id(x) in stored else x, params)
+        slices = (slot.fill(array) for slot, array in zip(inner, rows, strict=True))
         microbatch = map_tensors(lambda x: next(slices) if x.dims.has(name) else x, data)
         with dealing(name, turn.size, number):
             pair = fn(given, microbatch)
@@ -125,7 +127,7 @@ def _sum_microbatches(closed: ClosedJaxpr, weights: Sequence[Any], pieces: Seque
         return lax.scan(turn, [_zeros(a) for a in starts], list(values[count:]))
 
     @jax.custom_vjp
-    def summed(values: Sequence[Any]) -> tuple[Any, Any]:
+    def sum_up(values: Sequence[Any]) -> tuple[Any, Any]:
         return tuple(loop(values, closed.out_avals, lambda v: (outputs(closed, v), None))[0])
 
     def forward(primals: Sequence[Any]) -> tuple[Any, Any]:
@@ -151,8 +153,8 @@ def _sum_microbatches(closed: ClosedJaxpr, weights: Sequence[Any], pieces: Seque
         of_sum, of_weight = ([None if s is None else s * g for s in of] for of, g in zip(slopes, scales, strict=True))
         return ([a if b is None else a + b for a, b in zip(of_sum, of_weight, strict=True)],)
 
-    summed.defvjp(forward, backward, symbolic_zeros=True)
-    return summed([*closed.consts, *weights, *pieces])
+    sum_up.defvjp(forward, backward, symbolic_zeros=True)
+    return sum_up([*closed.consts, *weights, *pieces])
 
 
 def _value_and_slopes(
@@ -180,21 +182,8 @@ def _zeros(like: Any) -> Any:
 def _deal_out(x: Tensor, name: str, turn: Dim) -> Tensor:
     """`x` with its rows dealt out to the microbatches in turn; no row moves."""
     x, marks = with_layout(check_tensor(x), x.region), marks_of(x)
-    position = x.dims.position(name)
-    dim, ways = x.dims[position], x.ways(name)
-    if dim.size % (ways * turn.size):
-        step = ways * turn.size
-        raise DimError(
-            f"`{name}` (size {dim.size}, split {ways} ways) does not divide into {turn.size} microbatches",
-            state=x.region.state if x.region is not None else "",
-            fix=f"make it a multiple of {step} (nearest: {-(-dim.size // step) * step}), or choose another `count`",
-        )
-    local = x.raw.shape[position] // turn.size
-    shape = (*x.raw.shape[:position], local, turn.size, *x.raw.shape[position + 1 :])
-    pieces = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
-    dims = Shape([turn, *x.dims.resized({name: dim.size // turn.size})])
-    have = ((), *placement(x))
-    return with_marks(settle(pieces, dims, have, x.region), marks)
+    pieces, rest = deal_rows(x, name, turn.size, option="count")
+    return with_marks(settle(pieces, Shape([turn, *rest]), ((), *placement(x)), x.region), marks)
 
 
 def _scalar(x: Any) -> Any:

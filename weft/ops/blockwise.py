@@ -109,7 +109,7 @@ class State(NamedTuple):
     def result(self, dtype: Any) -> Any:
         return (self.total / self.shares).astype(dtype)
 
-    def merged(self, other: "State") -> "State":
+    def merge(self, other: "State") -> "State":
         """The state after the keys of both."""
         largest = jnp.maximum(self.largest, other.largest)
         own, more = jnp.exp(self.largest - largest), jnp.exp(other.largest - largest)
@@ -195,7 +195,7 @@ class Scoring:
         )
         return align(bias, [Dim(name, 1) for name in have], [Dim(name, 1) for name in want]).astype("float32")
 
-    def _kept(self, here: Places, there: Places, more: More, sizes: tuple[int, ...]) -> Any:
+    def _factors(self, here: Places, there: Places, more: More, sizes: tuple[int, ...]) -> Any:
         """What shares are multiplied by: dropout with the bits of all shares' dropout."""
         if more.key is None:
             return None
@@ -235,7 +235,7 @@ class Scoring:
         largest = jnp.maximum(state.largest, scores.max(-1, keepdims=True))
         share, old = jnp.exp(scores - largest), jnp.exp(state.largest - largest)
         shares = state.shares * old + share.sum(-1, keepdims=True)
-        if (kept := self._kept(here, there, more, scores.shape)) is not None:
+        if (kept := self._factors(here, there, more, scores.shape)) is not None:
             share = share * kept
         values = self._einsum("qk", "kd", "qd", share.astype(keys.v.dtype), keys.v)
         return State(state.total * old + values, largest, shares)
@@ -253,7 +253,7 @@ class Scoring:
         share = jnp.exp(scores - back.largest) / back.shares
         d_share = self._einsum("qd", "kd", "qk", back.gradient, keys.v)
         dropped = share
-        if (kept := self._kept(here, there, more, scores.shape)) is not None:
+        if (kept := self._factors(here, there, more, scores.shape)) is not None:
             dropped, d_share = share * kept, d_share * kept
         d_v = self._einsum("qk", "qd", "kd", dropped.astype(back.gradient.dtype), back.gradient)
         d_product, d_table = pull_back(share * (d_share - back.delta))
@@ -337,7 +337,7 @@ class Scoring:
             given = _heads_joined(queries.q), _heads_joined(keys.k), _heads_joined(keys.v)
             result, log_sum = call_unchecked(functools.partial(kernel.forward, causal=causal), *given)
             row = log_sum.reshape(state.largest.shape)
-            return state.merged(State(result.reshape(queries.q.shape).astype("float32"), row, jnp.ones_like(row)))
+            return state.merge(State(result.reshape(queries.q.shape).astype("float32"), row, jnp.ones_like(row)))
 
         if not self._is_diagonal(queries, keys, is_past):
             return block(state, keys, causal=self.mask.causal and not is_past)

@@ -23,7 +23,7 @@ from ..lower.collectives import as_varying, varying
 from ..lower.meet import bring, common_region, with_layout
 from ..lower.move import align
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean
-from ..lower.recorded import bring_in, bringing, forgetting, recorded_block
+from ..lower.recorded import bring_in, bringing, recorded_block, retrace
 from ..lower.trees import Slot, check_numbers, put_together, slot_of, take_apart
 from ..record import BRANCHES
 from ..tensor import is_tensor, make
@@ -48,14 +48,14 @@ def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Call
         _Branch(recorded_block(name=BRANCHES[holds])(fn), is_on, slots, structure)
         for fn, holds, is_on in ((on_true, True, lambda: chosen), (on_false, False, lambda: ~chosen))
     ]
-    traced, mark = forgetting(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
+    traced, mark = retrace(lambda: [jax.make_jaxpr(branch)(arrays) for branch in branches], None)
     _check_same(branches)
     region = common_region([leaf for branch in branches for leaf in branch.leaves if is_tensor(leaf)])
     for branch in branches:
         branch.region = region
     if branches[0].slots != branches[1].slots:
         # A new function each: JAX keeps what it has traced.
-        traced, _ = forgetting(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
+        traced, _ = retrace(lambda: [jax.make_jaxpr(lambda a, b=b: b(a))(arrays) for b in branches], mark)
     avals = list(zip(*(closed.out_avals for closed in traced), strict=True))
     unions = [varying(a) | varying(b) for a, b in avals]
     for pair in avals:

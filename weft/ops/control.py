@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..checks import need_function
+from ..checks import is_whole, need_function
 from ..dims import UNSHOWN, Dim, DimLike, Shape, list_dims, only, resolve
 from ..errors import DimError, LayoutError, TensorError
 from ..layout import Axes, open_region
@@ -26,7 +26,7 @@ from ..lower.meet import bring, inside_remat, need_tensor, operand, with_layout
 from ..lower.move import align, settle
 from ..lower.padding import need_no_padding
 from ..lower.predicates import check_agreed, differing_by_row, one_boolean, sends, taken_axes
-from ..lower.recorded import bring_in, bringing, forgetting, note_loop, part_of_block, recorded_block
+from ..lower.recorded import bring_in, bringing, note_loop, part_of_block, recorded_block, retrace
 from ..lower.stored import fetch_whole
 from ..lower.trees import Slot, check_numbers, map_tensors, put_together, slot_of, take_apart
 from ..tensor import PLAIN, Tensor, check_tensor, is_tensor, make, marks_of, placement, with_marks
@@ -53,7 +53,7 @@ def scan(
     this one, in the backward pass too; what all turns share once, before the first.
     """
     need_function(fn, "scan", takes=2)
-    if not isinstance(unroll, int) or unroll < 1:
+    if unroll is not True and not is_whole(unroll, least=1):
         raise TensorError(f"scan got unroll={unroll!r}", fix="give a whole number of turns, or True")
     tensors = [leaf for leaf in jax.tree.leaves(xs, is_leaf=is_tensor) if is_tensor(leaf)]
     dim = _scanned_dim(over, tensors)
@@ -74,6 +74,7 @@ def scan(
         return (result[0], (result[1], [use.array for use in gathered if use is not None])) if prefetch else result
 
     loop = TracedLoop(body, carry, "scan", lambda trace: trace_on_slice(trace, inputs))
+    unroll = unroll if unroll is True else int(unroll)
     turns: dict[str, Any] = {"length": dim.size, "reverse": reverse, "unroll": unroll}
     results = loop.extra_structure
     if prefetch:
@@ -156,7 +157,7 @@ class TracedLoop:
         self.what = what
         mark: int | None = None
         for _ in range(16):
-            closed, mark = forgetting(
+            closed, mark = retrace(
                 lambda: with_inputs(lambda *inputs: jax.make_jaxpr(self._flat(body))(self.carry, *inputs)), mark
             )
             if self._is_fixed(closed):
@@ -215,7 +216,7 @@ class TracedLoop:
         for i, (leaf, aval) in enumerate(zip(self.found, closed.out_avals, strict=False)):
             slot, array = self.slots[i], self.carry[i]
             if slot.dims is not None and slot_of(leaf) != slot:
-                adopted = with_layout(slot.filled(array), leaf.region) if leaf.kind.is_plain else slot.filled(array)
+                adopted = with_layout(slot.fill(array), leaf.region) if leaf.kind.is_plain else slot.fill(array)
                 self.slots[i], self.carry[i], is_fixed = slot_of(leaf), adopted.raw, False
                 continue
             if aval.dtype != array.dtype:
@@ -241,10 +242,10 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     """`body` of the carry while the condition, one boolean, holds; no reverse mode."""
     need_function(condition, "while_loop", takes=1)
     need_function(body, "while_loop", takes=1)
-    loop, mark = forgetting(lambda: _While(condition, body, carry), None)
+    loop, mark = retrace(lambda: _While(condition, body, carry), None)
     if rows := differing_by_row(loop.asked.out_avals[0]):
         with bringing(bring):  # all that the loop makes differs by row, as the number of its turns does
-            loop, _ = forgetting(lambda: _While(condition, body, _by_row(carry)), mark)
+            loop, _ = retrace(lambda: _While(condition, body, _by_row(carry)), mark)
     if rows and (sends(loop.asked.jaxpr) or sends(loop.closed.jaxpr)):
         last = _turn_together(loop.holds, loop.turn, loop.carry, rows)
     else:
@@ -316,14 +317,12 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], carry: An
         dtype = getattr(operand(bound, "fori_loop"), "dtype", None)
         if is_tensor(bound) and bound.dims:
             raise TensorError(f"fori_loop got {bound!r} for a bound", fix="give one whole number")
-        if (dtype is None and not isinstance(bound, int)) or (
-            dtype is not None and not jnp.issubdtype(dtype, jnp.integer)
-        ):
+        if (dtype is None and not is_whole(bound)) or (dtype is not None and not jnp.issubdtype(dtype, jnp.integer)):
             raise TensorError(f"fori_loop got the bound {bound!r}", fix="give whole numbers")
-    if isinstance(lower, int) and isinstance(upper, int):
+    if is_whole(lower) and is_whole(upper):
         if upper <= lower:
             return carry
-        steps = Dim(UNSHOWN, upper - lower)  # a dim of which no name is shown
+        steps = Dim(UNSHOWN, int(upper) - int(lower))  # a dim of which no name is shown
         count = make(jnp.arange(lower, upper, dtype="int32"), (steps,), None)
         return scan(lambda c, i: (body(i.raw, c), None), carry, count, over=steps)[0]
 

@@ -147,6 +147,7 @@ class _Operands:
                 state=region.state,
                 fix=f"take a multiple of {region.ways(axes[channels])} groups, or drop the rule: "
                 f"`layout.drop('{channels.name}')`",
+                layout=region.layout,
             )
         return channels
 
@@ -170,16 +171,17 @@ class _Operands:
                     state=region.state,
                     fix=f"rename it to an unsplit name first: `.rename({dim.name}='{dim.name}_whole')`, "
                     f"or drop the rule: `layout.drop('{dim.name}')`",
+                    layout=region.layout,
                 )
 
     def run(self, image: Tensor, compute: Callable[[Any, Any], Any]) -> Any:
         """`compute` of the local arrays of an image, with its halos, and of the kernel."""
         meeting = meet([image, self.w])
 
-        def filled(a: Any, k: Any) -> Any:
-            return compute(meeting.filled(a, image.dims, 0), meeting.filled(k, self.w.dims, 0))
+        def fill(a: Any, k: Any) -> Any:
+            return compute(meeting.fill(a, image.dims, 0), meeting.fill(k, self.w.dims, 0))
 
-        return meeting.run(filled, [image, self.w])
+        return meeting.run(fill, [image, self.w])
 
     def convolve(self, image: Any, kernel: Any, **how: Any) -> Any:
         """lax's convolution of the local arrays; dims not spatial or channels are batch."""

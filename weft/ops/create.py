@@ -9,14 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..dims import DimLike, Dims, Shape, new_dims
-from ..dtypes import DTypeLike
+from ..dtypes import DTypeLike, need_room
 from ..errors import DimError, TensorError
 from ..layout import Placement, Region
 from ..lower.collectives import first_place
 from ..lower.meet import need_tensor, operand
 from ..lower.move import result
 from ..lower.recorded import recorded
-from ..tensor import Tensor, as_dtype, is_tensor, need_room
+from ..tensor import Tensor, as_dtype, is_tensor
 
 
 @recorded

@@ -71,7 +71,7 @@ class _Rows:
         shift = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
         sums = [jnp.sum(jnp.exp(wide - shift), axis=self.at), self._own_targets(a, ids)]
         if self.smoothing:
-            sums.append(jnp.sum(self.meeting.filled(wide, self.dims, 0, [self.dim]), axis=self.at))
+            sums.append(jnp.sum(self.meeting.fill(wide, self.dims, 0, [self.dim]), axis=self.at))
         total, target, *every = self._add_up(sums)
         # Of the largest argmax takes the first. Sent apart: where hits are not asked for, it is not.
         (before,) = self._add_up([jnp.sum((wide == shift) & (places < ids), axis=self.at, dtype=wide.dtype)])
@@ -101,7 +101,7 @@ class _Rows:
         wide, info = a.astype(jnp.promote_types(a.dtype, jnp.float32)), jnp.finfo(a.dtype)
         if wide.dtype != a.dtype:
             wide = lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
-        return self.meeting.filled(wide, self.dims, -jnp.inf, [self.dim])
+        return self.meeting.fill(wide, self.dims, -jnp.inf, [self.dim])
 
     def _places(self, a: Any) -> Any:
         """The global places along the vocab, to broadcast."""

@@ -127,7 +127,7 @@ class _CustomCall:
         return put_together(arrays, *self.made)
 
     def _args(self, arrays: Sequence[Any]) -> Any:
-        filled_slots = (slot.filled(array) for slot, array in zip(self.slots, arrays, strict=True))
+        filled_slots = (slot.fill(array) for slot, array in zip(self.slots, arrays, strict=True))
         whole = [next(filled_slots) if value else leaf for leaf, value in zip(self.fixed, self.is_value, strict=True)]
         return jax.tree.unflatten(self.structure, whole)
 

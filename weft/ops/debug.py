@@ -74,8 +74,11 @@ def only_where(is_there: Callable[[], Any]) -> Iterator[None]:
         _is_there.reset(token)
 
 
-def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
-    """Calls `fn` with the values when the program runs, on one processor alone."""
+def _call_once(fn: Any, arrays: list[Any], region: Region | None, also_where: Any = None) -> None:
+    """Calls `fn` with the values when the program runs, on one processor alone.
+
+    Where `also_where` is true, an array alike on all of them, each processor calls it.
+    """
     if asked := [is_there() for is_there in _is_there.get()]:
         shown, arrays = fn, [functools.reduce(jnp.logical_and, asked), *arrays]
         fn = lambda is_there, *values: shown(*values) if is_there else None  # noqa: E731
@@ -87,9 +90,23 @@ def _call_once(fn: Any, arrays: list[Any], region: Region | None) -> None:
     if not axes:  # a mapped dim has taken them all: every processor has examples of its own
         jax.debug.callback(fn, *arrays)
         return
-    is_first = as_varying(index(axes) == 0, region.mesh.axes)
-    is_first = known_after(arrays, is_first)
-    lax.cond(is_first, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
+    is_called = index(axes) == 0
+    if also_where is not None:
+        is_called = jnp.logical_or(is_called, _of_any_row(also_where))
+    is_called = as_varying(is_called, region.mesh.axes)
+    is_called = known_after(arrays, is_called)
+    lax.cond(is_called, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
+
+
+@jax.custom_batching.custom_vmap
+def _of_any_row(is_so: Any) -> Any:
+    """A boolean that all rows of a mapped function share: true for any, true for all."""
+    return is_so
+
+
+@_of_any_row.def_vmap
+def _(axis_size: int, in_batched: list[bool], is_so: Any) -> tuple[Any, bool]:
+    return _of_any_row(jnp.any(is_so, axis=0) if in_batched[0] else is_so), False
 
 
 def known_after(values: Sequence[Any], choice: Any) -> Any:
@@ -103,33 +120,37 @@ def known_after(values: Sequence[Any], choice: Any) -> Any:
 
 
 class Failures:
-    """Failed checks of running programs; the call that started one raises them."""
+    """Failed checks of running programs; the call that waits for one raises them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: list[CheckError] = []
-        self._is_raised_after = contextvars.ContextVar("checks raised after the call", default=False)
+        self._calls = 0
         self.checks_traced = 0
 
-    def add(self, error: CheckError) -> None:
-        with self._lock:
-            self._found.append(error)
+    def report(self, error: CheckError) -> None:
+        """Keeps an error for the call that waits; without one, raises it in the program.
 
-    def run(self, program: Callable[..., Any], *args: Any) -> Any:
-        """What a program gives whose caller raises, after it, what its checks found."""
-        token = self._is_raised_after.set(True)
+        A program that is stopped by an error on one processor leaves the others waiting for it.
+        """
+        with self._lock:
+            if self._calls:
+                self._found.append(error)
+                return
+        raise error  # inside someone's own jit: JAX raises it when the program's effects are waited for
+
+    @contextlib.contextmanager
+    def raised_after(self) -> Iterator[None]:
+        """A call that waits for what it runs, and then raises the first error found."""
+        with self._lock:
+            self._calls += 1
+        failed: list[CheckError] = []
         try:
-            return program(*args)
+            yield
         finally:
-            self._is_raised_after.reset(token)
-
-    @property
-    def is_raised_after(self) -> bool:
-        return self._is_raised_after.get()
-
-    def raise_first(self) -> None:
-        with self._lock:
-            failed, self._found = self._found, []
+            with self._lock:
+                self._calls -= 1
+                failed, self._found = self._found, []
         if failed:
             raise failed[0]
 
@@ -157,21 +178,18 @@ def check(predicate: Any, message: str, **tensors: Any) -> None:
     failures.checks_traced += 1
 
     is_eager = region is None and not isinstance(predicate.raw, jax.core.Tracer) and open_region() is None
-    is_kept = is_eager or failures.is_raised_after
 
     def report(ok: Any, *values: Any) -> None:
         if not np.all(ok):
             named = dict(zip(tensors, values, strict=True))
-            error = _failure(message, (state, at), dims, np.asarray(ok), named, tensors)
-            if not is_kept:
-                raise error  # inside someone's own jit: JAX raises it when the program's effects are waited for
-            failures.add(error)
+            failures.report(_failure(message, (state, at), dims, np.asarray(ok), named, tensors))
 
-    predicate = or_padding(predicate)
-    _call_once(report, [whole_value(predicate), *(whole_value(x) for x in tensors.values())], region)
-    if is_eager:
-        jax.effects_barrier()
-        failures.raise_first()
+    ok = whole_value(or_padding(predicate))
+    values = [ok, *(whole_value(x) for x in tensors.values())]
+    with failures.raised_after() if is_eager else contextlib.nullcontext():
+        _call_once(report, values, region, also_where=jnp.logical_not(jnp.all(ok)))
+        if is_eager:
+            jax.effects_barrier()
 
 
 def _failure(

@@ -57,7 +57,7 @@ def collect(x: Tensor, **names: DimLike) -> Tensor:
     kept = {old: new for old, new in names.items() if old != cut}
     target = rename_dims(Shape([*x.dims[:position], into, *x.dims[position + 2 :]]), kept)
     want = x.region.placement(target)
-    lead = _leading(want[position], outer.size, x.region)
+    lead = _take_leading(want[position], outer.size, x.region)
     parts = (*want[:position], lead, want[position][len(lead) :], *want[position + 1 :])
     meeting = meet([x])
     array = relocate(meeting.run(lambda a: a, [x]), meeting.placement(x.dims), parts, x.region)
@@ -123,7 +123,7 @@ def _first_cut(x: Tensor, dims: Shape, region: Region) -> tuple[int, Axes] | Non
     return None
 
 
-def _leading(axes: Axes, ways: int, region: Region) -> Axes:
+def _take_leading(axes: Axes, ways: int, region: Region) -> Axes:
     """The first of these axes, which cut into so many slices."""
     sizes = [region.mesh.axes[axis] for axis in axes]
     return axes[: next(i for i in range(len(axes) + 1) if math.prod(sizes[:i]) == ways)]

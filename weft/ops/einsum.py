@@ -51,10 +51,18 @@ def einsum(
     """
     if not xs:
         raise TensorError("einsum got no tensor", fix="give at least one: `wf.einsum(x, w, over='d_model')`")
+    if letters := [x for x in xs if isinstance(x, str)]:
+        fix = (
+            "name what is summed, `wf.einsum(x, w, over='d_model')`, or what stays, `wf.einsum(x, w, out='batch d_ff')`"
+        )
+        raise TensorError(f"einsum got {letters[0]!r:.60}: dims are matched by name, not by letter", fix=fix)
+    if listed := [x for x in xs if isinstance(x, list | tuple)]:
+        fix = "give them one by one: `wf.einsum(x, w, over='d_model')`"
+        raise TensorError(f"einsum got a {type(listed[0]).__name__} of operands", fix=fix)
     if not isinstance(overlap, bool):
         raise TensorError(f"einsum got overlap={overlap!r}", fix="say `overlap=True` or `overlap=False`")
     xs = tuple(need_tensor(x, "einsum") for x in xs)
-    kept = _kept(union(*(x.dims for x in xs)), out, over)
+    kept = _keep_dims(union(*(x.dims for x in xs)), out, over)
     if matmul_dtype is not None:
         _check_float8(matmul_dtype, xs, kept, overlap)
     plan = _plan(xs, kept, read_rename(rename), overlap, matmul_dtype is not None)
@@ -183,13 +191,13 @@ class _Product:
         narrow = jnp.result_type(*arrays)
         if self.dtype is None:
             return (
-                self._widened(jnp.float32, *arrays).astype(narrow)
+                self._widen(jnp.float32, *arrays).astype(narrow)
                 if self._is_narrow_vector(arrays)
                 else self._plain(*arrays)
             )
         if not jnp.issubdtype(narrow, jnp.floating) or narrow.itemsize >= self.dtype.itemsize:
             return self._plain(*arrays, preferred_element_type=self.dtype).astype(self.dtype)
-        return self._widened(self.dtype, *arrays)
+        return self._widen(self.dtype, *arrays)
 
     def _is_narrow_vector(self, arrays: Sequence[Any]) -> bool:
         """Whether it is a matrix by one vector, of 16-bit floats.
@@ -210,26 +218,26 @@ class _Product:
         pairs = [item for pair in zip(arrays, self.orders, strict=False) for item in pair]
         return jnp.einsum(*pairs, self.orders[-1], **how)
 
-    def _widened(self, dtype: Any, *arrays: Any) -> Any:
+    def _widen(self, dtype: Any, *arrays: Any) -> Any:
         """Narrow floats summed in a wide one; gradients are narrow products, faster."""
 
         @jax.custom_jvp
-        def widened(*arrays: Any) -> Any:
+        def widen(*arrays: Any) -> Any:
             return self._plain(*arrays, preferred_element_type=dtype).astype(dtype)
 
-        @widened.defjvp
+        @widen.defjvp
         def _(arrays: Any, tangents: Any) -> Any:
-            return widened(*arrays), jax.jvp(self._plain, arrays, tangents)[1].astype(dtype)
+            return widen(*arrays), jax.jvp(self._plain, arrays, tangents)[1].astype(dtype)
 
-        return widened(*arrays)
+        return widen(*arrays)
 
 
 def _without_padding(arrays: Sequence[Any], xs: Sequence[Tensor], meeting: Meeting) -> list[Any]:
     # Zero in the padding of every operand: whatever stands there, the products and their gradients are finite.
-    return [meeting.filled(array, x.dims, 0) for array, x in zip(arrays, xs, strict=True)]
+    return [meeting.fill(array, x.dims, 0) for array, x in zip(arrays, xs, strict=True)]
 
 
-def _kept(dims: Shape, out: Dims | None, over: Dims | None) -> Shape:
+def _keep_dims(dims: Shape, out: Dims | None, over: Dims | None) -> Shape:
     """The dims that are not summed."""
     if (out is None) == (over is None):
         both = "both `out` and `over`" if out is not None else "neither `out` nor `over`"

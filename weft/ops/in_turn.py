@@ -92,7 +92,7 @@ def _take_turns(fn: Callable[..., Any], x: Any, weights: Any, flow: Flow, inner:
     numbers = jnp.arange(1, flow.ways, dtype="int32")
     loop = TracedLoop(turn, run(x, 0), "in_turn", lambda trace: trace_on_slice(trace, [numbers]))
     last, _ = lax.scan(loop.step, loop.carry, [numbers], length=flow.ways - 1)
-    arrays = (slot.filled(array) for slot, array in zip(loop.slots, last, strict=True))
+    arrays = (slot.fill(array) for slot, array in zip(loop.slots, last, strict=True))
     return jax.tree.unflatten(loop.structure, list(arrays))
 
 

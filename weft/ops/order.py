@@ -64,13 +64,13 @@ def _place(
         return place, _pick(a, jnp.expand_dims(place, along.position), along.position)
 
     if not along.axes:
-        return along.replaced(along.local(lambda a: best(a)[0].astype(int)), ())
+        return along.drop(along.local(lambda a: best(a)[0].astype(int)), ())
     place, value = along.local(best)
     value = jnp.squeeze(value, along.position)
     extreme = across(value, along.axes)
     is_here = (value == extreme) | ((value != value) & (extreme != extreme))
     place = jnp.where(is_here, place + along.start(), along.dim.size)
-    return along.replaced(all_min(place, along.axes).astype(int), ())
+    return along.drop(all_min(place, along.axes).astype(int), ())
 
 
 def _pick(a: Any, places: Any, position: int) -> Any:
@@ -100,7 +100,7 @@ def top_k(x: Tensor, *, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
         places = _pick(places, chosen, at)
     else:
         values, places = along.local(lambda a: _largest(a, k.size, at))
-    return along.replaced(values, (k,)), along.replaced(places, (k,))
+    return along.drop(values, (k,)), along.drop(places, (k,))
 
 
 def _check_k(along: Along, k: Any) -> None:

@@ -4,7 +4,8 @@ Where the dim of stages is split, each processor holds its own stages' weights a
 microbatch; results move to the next processor by a permute. Microbatches wait split over the same processors: at each
 tick those not yet begun drift by one towards the first stage, and finished ones enter behind them and drift home. So
 nothing is gathered, and what comes before and after (embedding, loss) can be split over the stages too. Each run of a
-stage is recomputed in the backward pass: what is kept are its inputs (GPipe).
+stage is recomputed in the backward pass: what is kept are its inputs (GPipe). Backward passes come after all forward
+passes, as JAX differentiates: there is no 1F1B.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from ..dims import UNSHOWN, Dim, DimLike, Shape, list_dims
 from ..errors import DimError
 from ..layout import Placement, Region, tracing_in
 from ..lower.collectives import as_varying, varying
-from ..lower.dealt import MICROBATCH
+from ..lower.dealt import MICROBATCH, deal_rows
 from ..lower.meet import bring, common_region, operand, vary_before_loop, with_layout
 from ..lower.move import align, relocate, result, settle
 from ..lower.padding import need_no_padding
@@ -149,19 +150,8 @@ def _deal_out(x: Tensor, flow: Flow, region: Region | None, inner: Region | None
         array = jnp.moveaxis(x.raw, x.dims.position(micro), 0)
         have = (have[x.dims.position(micro)], *(a for d, a in zip(x.dims, have, strict=True) if d.name != micro.name))
     else:
-        position = x.dims.position(flow.rows)
-        dim, ways = x.dims[position], x.ways(flow.rows)
-        if dim.size % (ways * micro.size):
-            step = ways * micro.size
-            raise DimError(
-                f"`{dim.name}` (size {dim.size}, split {ways} ways) does not divide into {micro.size} microbatches",
-                state=x.region.state if x.region is not None else "",
-                fix=f"make it a multiple of {step} (nearest: {-(-dim.size // step) * step}), or choose another `micro`",
-            )
-        rest, have = x.dims.resized({dim.name: dim.size // micro.size}), ((), *have)
-        local = x.raw.shape[position] // micro.size
-        shape = (*x.raw.shape[:position], local, micro.size, *x.raw.shape[position + 1 :])
-        array = jnp.moveaxis(x.raw.reshape(shape), position + 1, 0)
+        array, rest = deal_rows(x, flow.rows, micro.size, option="micro")
+        have = ((), *have)
     dims = Shape([Dim(f"{UNSHOWN}{micro.name}", flow.slots), *rest])  # a name no rule splits
     if region is None or inner is None:
         return with_marks(make(array, dims, None), marks)

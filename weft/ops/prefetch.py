@@ -21,7 +21,7 @@ from ..compat import is_on_host, recomputing, to_host, without_dead_code
 from ..graph import cut_at, keep_results, uses_inputs
 from ..lower.collectives import as_varying, varying
 from ..lower.fetch import Fetched, collect
-from ..lower.recorded import rehearsing
+from ..lower.recorded import rehearse
 from .branches import outputs
 
 Arrays = Sequence[Any]
@@ -33,15 +33,15 @@ def gather_ahead(run: Callable[[], Any]) -> list[Fetched | None]:
     here = get_opaque_trace_state()
 
     def trace() -> ClosedJaxpr:
-        def gathered() -> list[Any]:
+        def gather() -> list[Any]:
             with collect(here) as collected:
                 run()
             uses[:] = collected
             return [use.array for use in collected if use is not None]
 
-        return jax.make_jaxpr(gathered)()
+        return jax.make_jaxpr(gather)()
 
-    closed = rehearsing(trace)
+    closed = rehearse(trace)
     arrays = iter(outputs(keep_results(closed, range(len(closed.out_avals))), closed.consts))
     return [None if use is None else replace(use, array=next(arrays)) for use in uses]
 
@@ -211,12 +211,12 @@ class _TurnGradients:
         """The turn's carry and results, and the arrays its gradients are made with."""
         values = shared, carry, x
 
-        def made(chosen: Sequence[Arrays]) -> Any:
+        def make(chosen: Sequence[Arrays]) -> Any:
             shared, carry, x = map(_replace, values, self.wanted, chosen)
             carry, results = self.turn.compute(shared, carry, x, own)
             return [*carry, *results]
 
-        results, transpose = jax.vjp(made, list(map(_pick, values, self.wanted)))
+        results, transpose = jax.vjp(make, list(map(_pick, values, self.wanted)))
         arrays, self._tree = jax.tree.flatten(transpose)
         self._count = len(arrays)
         return [*results, *arrays]

@@ -19,7 +19,7 @@ from ..layout import Axes, Region, open_region, tracing_in
 from ..lower.collectives import all_gather, as_varying, index, varying
 from ..lower.meet import common_region, need_tensor, with_layout
 from ..lower.move import align, result, settle
-from ..lower.recorded import forgetting, note_loop, recorded_block
+from ..lower.recorded import note_loop, recorded_block, retrace
 from ..tensor import Tensor, is_tensor
 from .control import trace_on_slice
 from .mapping import axes_taken, prepare
@@ -84,7 +84,7 @@ class _Join:
         self.arrays = list(arrays)
         mark: int | None = None
         for _ in range(16):
-            closed, mark = forgetting(
+            closed, mark = retrace(
                 lambda: trace_on_slice(lambda _: jax.make_jaxpr(self._flat())(*[self._first()] * 2), []), mark
             )
             axes_of_results = [varying(aval) for aval in closed.out_avals]

@@ -45,7 +45,7 @@ class Reduction:
 
     def fill(self, array: Any, value: Any) -> Any:
         """The slice with `value`, or its value for a dtype, in the padding that goes."""
-        return self.meeting.filled(array, self.x.dims, value, self.gone)
+        return self.meeting.fill(array, self.x.dims, value, self.gone)
 
     def finish(self, array: Any, *, partial: Axes = (), rename: Mapping[Any, DimLike] | None = None) -> Tensor:
         dims = rename_dims(self.kept, read_rename(rename))

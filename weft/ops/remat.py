@@ -1,7 +1,7 @@
-"""Recomputation (remat): what a backward pass keeps, and what it makes again.
+"""Remat (activation, or gradient, checkpointing): what a backward pass keeps.
 
-A gathered parameter is never kept. Collectives inside a recomputed function run twice unless their results are kept
-by name. What is kept may wait for the backward pass in the memory of the host (offload).
+All else it computes again. A gathered parameter is never kept. Collectives inside a recomputed function run twice
+unless their results are kept by name. What is kept may wait for the backward pass in the memory of the host (offload).
 """
 
 import contextvars
@@ -64,6 +64,7 @@ def remat(fn: Callable[..., Any], *, save: Sequence[str] = ()) -> Callable[..., 
                     result = fn(*inner_args, **inner_kwargs)
             finally:
                 _named.reset(token)
+                _named.get(set()).update(named)  # what is recomputed around this one may keep them too
             if missing := next((word for word in (*kept, *on_host) if word not in named), None):
                 raise TensorError(
                     f"remat is to keep `{missing}`, a name nothing in it has",

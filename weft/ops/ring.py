@@ -1,4 +1,4 @@
-"""Ring attention: queries stay, keys and values go round.
+"""Ring attention (context parallelism): keys and values go round, queries stay.
 
 Where `length` and `memory_length` are split over the same axes each processor holds the queries and the keys of one
 piece. Keys and values, with positions and segments that are given, go from each processor to the next until all have
@@ -113,7 +113,7 @@ def _attend(
         shape = ring.axes, ring.ways, ring.hops, ring.is_zigzag
         own = k.size("memory_length") // ring.ways
         note_schedule(RingSchedule(*shape, is_ordered(q, k, mask), own, mask.window))
-    scoring = _scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
+    scoring = _make_scoring(meeting, q, k, mask, bias, scale, softcap, dropout if key is not None else 0.0)
 
     def attend(*arrays: Any) -> Any:
         given = dict(zip(named, arrays, strict=True))
@@ -121,18 +121,18 @@ def _attend(
         rows = [*outer, "length", channel.name]
         columns = [*scoring.outer_of_keys, "memory_length", channel.name]
 
-        def ordered(name: str, want: Sequence[str]) -> Any:
-            x = meeting.filled(given[name], tensors[name].dims, 0)
+        def order(name: str, want: Sequence[str]) -> Any:
+            x = meeting.fill(given[name], tensors[name].dims, 0)
             return align(x, tensors[name].dims, Shape(tensors[name].dims.find(dim) for dim in want))
 
-        def said(name: str, along: str | None, sizes: Sequence[int]) -> Any:
+        def say(name: str, along: str | None, sizes: Sequence[int]) -> Any:
             return _spread(given.get(name), tensors[name], outer, along, sizes)
 
-        queries, keys = ordered("q", rows), jnp.stack([ordered("k", columns), ordered("v", columns)])
-        here = [said(name, "length", queries.shape) for name in ("positions", "segments")]
-        there = [said(f"memory_{name}", "memory_length", keys.shape) for name in ("positions", "segments")]
+        queries, keys = order("q", rows), jnp.stack([order("k", columns), order("v", columns)])
+        here = [say(name, "length", queries.shape) for name in ("positions", "segments")]
+        there = [say(f"memory_{name}", "memory_length", keys.shape) for name in ("positions", "segments")]
         data = None if key is None or not dropout else as_varying(key_words(key, scoring.dealt), varying(queries))
-        more = More(said("prefix", None, queries.shape), data)
+        more = More(say("prefix", None, queries.shape), data)
         mixed = ring.attend(scoring, queries, keys, given.get("table"), (here, there, more))
         return align(mixed, [q.dims.find(name) for name in rows], q.dims)
 
@@ -152,7 +152,7 @@ def _check(meeting: Meeting, q: Tensor, k: Tensor, channel: Dim) -> None:
         )
 
 
-def _scoring(
+def _make_scoring(
     meeting: Meeting,
     q: Tensor,
     k: Tensor,

@@ -112,7 +112,7 @@ def _scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim, target: Dim) -> 
     kind = as_dtype("float32" if is_narrow else x.dtype)
 
     def add(_: Any, ids_array: Any, array: Any) -> Any:
-        ids_array = meeting.filled(ids_array, ids.dims, -1, own)
+        ids_array = meeting.fill(ids_array, ids.dims, -1, own)
         local = local_ids(as_varying(ids_array, axes), size, meeting.axes([target]))
         local = reorder(local, ids.dims, [*shared, *own])
         array = reorder(as_varying(array, axes), updates.dims, [*shared, *own, *rest]).astype(kind)

@@ -15,6 +15,7 @@ from jax import lax
 
 from ..checks import is_whole
 from ..dims import UNSHOWN, Dim, DimLike, Shape, union
+from ..dtypes import need_room
 from ..errors import DimError, TensorError
 from ..lower.along import ANYTHING, Along, places
 from ..lower.collectives import first_place, permute
@@ -23,7 +24,7 @@ from ..lower.meet import Meeting, meet, need_tensor, note_together, operand
 from ..lower.move import align, result, settle
 from ..lower.recorded import recorded
 from ..operators import operation
-from ..tensor import Tensor, is_tensor, make, need_room
+from ..tensor import Tensor, is_tensor, make
 from .create import arange
 from .elementwise import cast, greater_equal, less, logical_and, logical_not, where
 from .index import need_kind, take
@@ -76,7 +77,7 @@ def slice(x: Tensor, *, over: DimLike, start: Any, size: int) -> Tensor:
         raise DimError(
             f"slice takes {size} of `{along.dim.name}` (size {there})", fix=f"take at most all of it: `size={there}`"
         )
-    start, along = _as_int(start), along.rearranged(size)
+    start, along = _as_int(start), along.rearrange(size)
     if is_whole(start):
         if not 0 <= start <= there - size:
             raise DimError(
@@ -179,7 +180,7 @@ def shift(x: Tensor, *, over: DimLike, by: int, fill: Any = 0) -> Tensor:
 def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
     """`x` moved along the dim `over` by `by` places, going round, as jnp.roll."""
     along, by = Along(x, over, "roll", padding=ANYTHING), _whole(by, "roll", "by")
-    along = along.rearranged(along.dim.size)
+    along = along.rearrange(along.dim.size)
     by %= along.dim.count
     if along.dim.is_padded:  # what leaves the values at one end comes in at the other
         low = _take_window(along, lambda i, n: i * n - by + along.dim.count, along.dim.size)
@@ -194,7 +195,7 @@ def roll(x: Tensor, *, over: DimLike, by: int) -> Tensor:
 def flip(x: Tensor, *, over: DimLike) -> Tensor:
     """`x` with the dim `over` reversed; each slice goes to its mirror processor."""
     along = Along(x, over, "flip", padding=ANYTHING)
-    along = along.rearranged(along.dim.size)
+    along = along.rearrange(along.dim.size)
     starts = [i * along.own + along.dim.size - along.dim.count for i in builtins.range(along.ways)]
 
     def compute(array: Any) -> Any:
@@ -227,7 +228,7 @@ def concat(xs: Sequence[Tensor], *, over: DimLike) -> Tensor:
     note_together([a.x for a in alongs])
     total = sum(a.dim.size for a in alongs)
     if all(a.x.kind.store is not None for a in alongs):
-        alongs = [a.rearranged(total) for a in alongs]
+        alongs = [a.rearrange(total) for a in alongs]
     made: Tensor | None = None
     begin = 0
     for place, a in enumerate(alongs):
@@ -338,9 +339,10 @@ def getitem(x: Tensor, place: Any) -> Tensor:
     x = need_tensor(x, "indexing")
     pairs = place if isinstance(place, tuple) else (place,)
     if len(pairs) % 2 or not all(isinstance(name, str | Dim) for name in pairs[::2]):
+        name = x.dims[0].name if x.dims else "length"
         raise TensorError(
             f"{x!r} was indexed with {place!r}",
-            fix='name the dim: `x["length", 3:7]` or `x["length", 0]`; many places: `wf.take(x, ids, over="length")`',
+            fix=f'name the dim: `x["{name}", 3:7]` or `x["{name}", 0]`; many places: `wf.take(x, ids, over="{name}")`',
         )
     for name, at in zip(pairs[::2], pairs[1::2], strict=True):
         x = _at(x, x.dim(name), at)
@@ -381,7 +383,7 @@ def _at(x: Tensor, dim: Dim, at: Any) -> Tensor:
 
 def _slice_strided(x: Tensor, *, over: Dim, places: builtins.range) -> Tensor:
     """Places along a dim at equal distances, either way; each gets its own."""
-    along = Along(x, over, "slice", padding=ANYTHING).rearranged(len(places))
+    along = Along(x, over, "slice", padding=ANYTHING).rearrange(len(places))
     dims, kind = along.resized(len(places)), along.meeting.kind
     ways, at = along.ways, along.position
     Meeting(along.meeting.region, dims, kind)  # it divides

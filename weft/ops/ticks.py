@@ -114,11 +114,11 @@ def run_ticks(run: "Stages", dealt: list[Tensor], flow: Flow, inner: Region | No
         stream = [_write(x, a, slot, inner) for x, a in zip(stream, ended, strict=True)]
         return (stream, arrived, kept), extras
 
-    kept = [_repeated(x, waiting, inner) for x in begun] if flow.passes > 1 else []
+    kept = [_repeat(x, waiting, inner) for x in begun] if flow.passes > 1 else []
     carry = (dealt, begun if flow.axes else [], kept)
     loop = TracedLoop(tick, carry, "pipeline", lambda trace: trace_on_slice(trace, [numbers]))
     last, extras = lax.scan(loop.step, loop.carry, [numbers], length=schedule.turns)
-    return [slot.filled(a) for slot, a in zip(loop.slots[: len(dealt)], last[: len(dealt)], strict=True)], extras
+    return [slot.fill(a) for slot, a in zip(loop.slots[: len(dealt)], last[: len(dealt)], strict=True)], extras
 
 
 def choose(is_first: Any, a: Any, b: Any) -> Any:
@@ -134,7 +134,7 @@ def _write(x: Tensor, array: Any, at: Any, inner: Region | None) -> Tensor:
     return result(written, x.dims, inner)
 
 
-def _repeated(x: Tensor, dim: Dim, inner: Region | None) -> Tensor:
+def _repeat(x: Tensor, dim: Dim, inner: Region | None) -> Tensor:
     return result(jnp.broadcast_to(x.raw, (dim.size, *x.raw.shape)), Shape([dim, *x.dims]), inner)
 
 
@@ -202,13 +202,13 @@ class Stages:
                     fix="return a tree of the same structure",
                 )
             extras, self.extras_structure = jax.tree.flatten(pair[1], is_leaf=is_tensor)
-            flowing = [_flowing_on(before, after) for before, after in zip(x, y, strict=True)]
+            flowing = [_flow_on(before, after) for before, after in zip(x, y, strict=True)]
             return flowing, [_scalar(bring_in(a)) for a in extras]
 
         return remat(run, save=self.save)(x)
 
 
-def _flowing_on(before: Tensor, after: Any) -> Tensor:
+def _flow_on(before: Tensor, after: Any) -> Tensor:
     """What a stage made of `before`, its dims in the same order; it must be alike."""
     is_alike = is_tensor(after) and set(before.dims) == set(after.dims) and before.dtype == after.dtype
     if not is_alike:

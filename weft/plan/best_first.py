@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .candidates import Candidates, Place, Trial
 from .ranking import Ranked
 
@@ -45,20 +47,20 @@ class BestFirst:
         self._seen: set[Any] = set()
         self._distinct: set[Any] = set()
         self._bounds: dict[Place, float] = {}
-        self._passed = self._begun = 0
+        self._begun = 0
+        self._order, self._passed = candidates.order, 0
+        self._known: list[int] = []
+        """Candidates that were traced before their turn in the order."""
 
     def trials(self) -> Iterator[Trial]:
         """Layouts to trace, while any can be the best, and at least as many as are kept."""
-        order, at = self.candidates.order, 0
-        while True:
+        while not self.stopped:
             if self._open_next(self):
-                order, at, self._passed = self.candidates.order, 0, 0
                 continue
-            if at == len(order) or self.stopped:
+            if not len(rest := self._rest):
                 return
-            candidate = order[at]
-            at += 1
-            self._passed = at
+            candidate = rest[0]
+            self._passed += 1
             bound = self.candidates.seconds[candidate] * self.slack
             if self.best is not None and bound >= self.best.seconds and len(self._distinct) >= self.keep:
                 return
@@ -68,7 +70,7 @@ class BestFirst:
             ):
                 continue
             if self.is_late:
-                self.stopped, self._passed = "late", at - 1
+                self.stopped, self._passed = "late", self._passed - 1
                 return
             self._seen.add(ways)
             self._distinct.add(ways[0])
@@ -76,6 +78,29 @@ class BestFirst:
             self._bounds[place] = float(self.candidates.seconds[candidate])
             self._begun += 1
             yield self._trial_at(place)
+
+    def offer(self, ranked: Ranked) -> None:
+        """A layout that was traced; it is the best if it fits and is faster."""
+        if ranked.fits and (self.best is None or ranked.seconds < self.best.seconds):
+            self.best = ranked
+
+    @property
+    def _rest(self) -> np.ndarray:
+        """Candidates whose turn has not come, in order; all where some were taken up."""
+        if self.candidates.order is not self._order:
+            self._order, self._passed = self.candidates.order, 0
+            self._known = [number for place in self.ranked if (number := self.candidates.number(place)) is not None]
+        return self._order[self._passed :]
+
+    def take_up(self, candidate: int, ranked: Ranked) -> None:
+        """A layout that was traced before its turn."""
+        self._known.append(candidate)
+        self._seen.add(ways := self.candidates.ways(candidate))
+        self._distinct.add(ways[0])
+        place = self.candidates.place(candidate)
+        self._bounds[place] = float(self.candidates.seconds[candidate])
+        self._begun += 1
+        self.add(Trial(ranked.mesh, ranked.layout, place=place), ranked)
 
     @property
     def is_late(self) -> bool:
@@ -85,17 +110,15 @@ class BestFirst:
     @property
     def next_bound(self) -> float | None:
         """The bound of the layout that comes next; None where there is none."""
-        order = self.candidates.order
-        if self._passed >= len(order):
-            return None
-        return float(self.candidates.seconds[order[self._passed]]) * self.slack
+        rest = self._rest
+        return float(self.candidates.seconds[rest[0]]) * self.slack if len(rest) else None
 
     @property
     def left(self) -> int:
         """How many may still be traced, as far as is known."""
-        rest = self.candidates.order[self._passed :]
         worth = 0 if self.best is None else self._below(self.best.seconds)
-        return max(worth, min(self.keep - self.count, len(rest)), 0)
+        untraced = int((~np.isin(self._rest, self._known)).sum())
+        return max(worth, min(self.keep - self.count, untraced), 0)
 
     @property
     def not_seen(self) -> int:
@@ -105,9 +128,10 @@ class BestFirst:
 
     def _below(self, seconds: float) -> int:
         """How many of the rest have a bound below so many seconds, and may fit."""
-        rest = self.candidates.order[self._passed :]
+        rest = self._rest
         bounds = self.candidates.seconds[rest] * self.slack
-        return int(((bounds < seconds) & (self.candidates.memory[rest] <= self.capacity)).sum())
+        below = (bounds < seconds) & (self.candidates.memory[rest] <= self.capacity)
+        return int((below & ~np.isin(rest, self._known)).sum())
 
     def add(self, trial: Trial, result: Ranked | Refusal) -> None:
         """Takes up what came of a trial; one cheaper than its bound widens the slack."""
@@ -118,5 +142,4 @@ class BestFirst:
         if (bound := self._bounds.get(trial.place)) is not None:
             self.slack = min(self.slack, result.seconds / bound)
         self.ranked[trial.place] = result
-        if result.fits and (self.best is None or result.seconds < self.best.seconds):
-            self.best = result
+        self.offer(result)

@@ -79,6 +79,8 @@ class Candidates:
         self.hardware, self.capacity = hardware, capacity
         self.composers: dict[int, Composer] = {}
         self.meshes: list[Mesh] = []
+        self._taken_up: dict[tuple[int, Mesh], int] = {}
+        """The number of a mesh with the layouts of a variant."""
         self.searched = 0
         self.unfit, self.slow = _Rest(), _Rest()
         """Those that cannot fit, and those that take more than `CUT` times the cheapest that may."""
@@ -108,12 +110,10 @@ class Candidates:
         """Takes up all layouts of a variant that have the rule it `needs`."""
         self.composers[variant] = composer
         techniques = self._techniques[variant] = Techniques(composer.choices)
-        has = np.array([needs is None or needs in rules for rules in composer.choices.sets])
         try:
             for done, mesh in enumerate(meshes):
                 shape = tuple(mesh.axes.values())
-                layouts = composer.legal(shape, all_axes=all_axes and mesh.size > 1)
-                layouts = layouts[has[layouts].any(axis=1)]
+                layouts = composer.legal(shape, all_axes=all_axes and mesh.size > 1, having=needs)
                 if len(layouts):
                     self._add(variant, mesh, shape, layouts, techniques)
                 report(done + 1)
@@ -122,7 +122,7 @@ class Candidates:
 
     def _add(self, variant: int, mesh: Mesh, shape: MeshShape, layouts: np.ndarray, techniques: Techniques) -> None:
         self.meshes.append(mesh)
-        number = len(self.meshes) - 1
+        number = self._taken_up[variant, mesh] = len(self.meshes) - 1
         costs = self.composers[variant].costs(shape, _Rates(self.hardware, mesh), layouts)
         self.searched += len(layouts)
         fits = costs.memory <= self.capacity
@@ -221,10 +221,12 @@ class Candidates:
 
     def losers(self, traced: Mapping[Place, Ranked], winner: Ranked) -> list[Losers]:
         """Why the others lost, by reason."""
+        if not len(self):
+            return []
         seconds, memory, fits = self.seconds.copy(), self.memory.copy(), np.ones(len(self), bool)
         left, losers = np.ones(len(self), bool), list[Losers]()
         for place, ranked in traced.items():
-            if (number := self._number(place)) is not None:
+            if (number := self.number(place)) is not None:
                 seconds[number], memory[number], fits[number] = ranked.seconds, ranked.memory_bytes, ranked.fits
                 left[number] = ranked is not winner
 
@@ -258,7 +260,16 @@ class Candidates:
         add(none, f"take more than {CUT:g} times the least that may fit", takes, self.slow)
         return losers
 
-    def _number(self, place: Place) -> int | None:
+    def has_mesh(self, variant: int, mesh: Mesh) -> bool:
+        """Whether the layouts of a variant on a mesh were taken up."""
+        return (variant, mesh) in self._taken_up
+
+    def find(self, variant: int, mesh: Mesh, sets: tuple[int, ...]) -> int | None:
+        """The candidate with these sets of rules on a mesh; None where it is not kept."""
+        number = self._taken_up.get((variant, mesh))
+        return None if number is None else self.number((variant, number, sets))
+
+    def number(self, place: Place) -> int | None:
         """The candidate at a place; None where it is not kept."""
         variant, mesh, sets = place
         of_mesh = np.flatnonzero((self._variants == variant) & (self._mesh_numbers == mesh))

@@ -16,7 +16,8 @@ import jax
 
 from ..dims import Dim
 from ..errors import LayoutError, closest
-from ..layout import Layout, Region, what_makes
+from ..hints import what_makes
+from ..layout import Layout, Region
 from ..mesh import Mesh
 from ..program import Program
 from ..tensor import is_tensor

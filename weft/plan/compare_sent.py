@@ -41,7 +41,7 @@ def compare_sent(program: Program, compiled: Iterable[Sent], kind: str) -> tuple
         more = own.bytes - other.bytes
         if (twice := merged.get(axes, _Total())).bytes and twice.bytes <= more:
             more -= twice.bytes
-            notes.append(_sent_once(axes, twice, is_all=not more))
+            notes.append(_say_once(axes, twice, is_all=not more))
         if more:
             is_narrow = more > 0 and kind == "tpu" and _has_halves(program, compiled, axes)
             notes.append(_NARROW.format(axes=axes) if is_narrow else _not_known(axes, more))
@@ -63,7 +63,7 @@ def _axes(program: Program, sent: Row | Sent) -> str:
     return "+".join(axis for axis in program.mesh.axes if axis in sent.axes)
 
 
-def _sent_once(axes: str, twice: _Total, *, is_all: bool) -> str:
+def _say_once(axes: str, twice: _Total, *, is_all: bool) -> str:
     is_one = "is" if twice.calls == 1 else "are"
     all_ = ": all that differs" if is_all else ""
     return f"over {axes}: {twice} {is_one} of what its body sent before; XLA sends it once (its pass `cse`){all_}"

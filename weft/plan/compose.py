@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .choices import RINGS, STORES, Choices, MeshShape
+from .choices import STORES, Choices, MeshShape
 from .clusters import Clusters, HeldPart, Rates, SentPart, WorkPart
+from .legal import Legal
 
 Key = tuple[object, ...]
 
@@ -125,7 +126,7 @@ class Composer:
     def _by_dim(self, index: int, traced: int, facts: Facts) -> dict[Key, Sending]:
         """What a set sends, undivided; of a stored parameter, under its sharded dim."""
         return {
-            (*key, self._stored_by(index, sent.dims)): replace(sent, bytes=sent.bytes * traced)
+            (*key, self._find_stored(index, sent.dims)): replace(sent, bytes=sent.bytes * traced)
             if self._divides(index, sent)
             else sent
             for key, sent in facts.sent.items()
@@ -136,49 +137,13 @@ class Composer:
         """Whether a set divides what it sends itself."""
         return self._splits(index, sent.dims) and sent.collective not in WHOLE
 
-    def legal(self, shape: MeshShape, *, all_axes: bool = False) -> np.ndarray:
-        """The layouts that can be, a row each: the number of the set on each axis.
-
-        Their sets were traced and their dims divide; with `all_axes` they use every axis, no two neighbours alike.
-        """
-        rows, ways = np.zeros((1, 0), int), np.ones((1, len(self.choices.rules)), int)
-        for size in shape:
-            sets = self._sets_of(size, all_axes and size > 1)
-            pairs = np.indices((len(rows), len(sets))).reshape(2, -1)
-            if all_axes and rows.shape[1]:
-                pairs = pairs[:, rows[pairs[0], -1] != sets[pairs[1]]]
-            more = np.where(self._rules[sets], size, 1)
-            cut = ways[pairs[0]] * more[pairs[1]]
-            fits = (self._divisors % cut == 0).all(axis=1)
-            rows = np.column_stack([rows[pairs[0, fits]], sets[pairs[1, fits]]])
-            ways = cut[fits]
-        return rows[self._keeps_rings(rows)]
+    def legal(self, shape: MeshShape, *, all_axes: bool = False, having: str | None = None) -> np.ndarray:
+        """The layouts of sets that were traced, a row of their numbers each."""
+        return self._legal.layouts(shape, all_axes=all_axes, having=having)
 
     @functools.cached_property
-    def _rules(self) -> np.ndarray:
-        """For each set which rules it has."""
-        return np.array([[rule in rules for rule in self.choices.rules] for rules in self.choices.sets], bool)
-
-    @functools.cached_property
-    def _divisors(self) -> np.ndarray:
-        return np.array([self.choices.divisor(rule) for rule in self.choices.rules])
-
-    def _sets_of(self, size: int, is_used: bool) -> np.ndarray:
-        """The sets that an axis of this size can hold; the empty one unless it is used."""
-        divides = np.where(self._rules, self._divisors % size == 0, True).all(axis=1)
-        traced = np.array(
-            [index in self.alone or not (rules or is_used) for index, rules in enumerate(self.choices.sets)]
-        )
-        return np.flatnonzero(divides & traced)
-
-    def _keeps_rings(self, rows: np.ndarray) -> np.ndarray:
-        """Which layouts split a ring's dims over the same axes, or each over its own."""
-        keeps = np.ones(len(rows), bool)
-        for ring in RINGS:
-            count = np.array([sum(dim in rules for dim in ring) for rules in self.choices.sets])[rows]
-            goes_round = (count == len(ring)).any(axis=1)
-            keeps &= ~(goes_round & ((count > 0) & (count < len(ring))).any(axis=1))
-        return keeps
+    def _legal(self) -> Legal:
+        return Legal(self.choices, self.alone)
 
     def costs(self, shape: MeshShape, rates: Rates, layouts: np.ndarray) -> Costs:
         """What these layouts of a mesh cost, each a row of the numbers of its sets."""
@@ -214,7 +179,7 @@ class Composer:
     def _clusters(self) -> Clusters:
         """All parts of the cost, of work, of sending and of memory."""
         work = [
-            WorkPart(("compute", key[0]), sides, np.stack([self._divided(key[1:], side) for side in (0, 1)]))
+            WorkPart(("compute", key[0]), sides, np.stack([self._divide_work(key[1:], side) for side in (0, 1)]))
             for key, sides in self.whole.work.items()
         ]
         sent = [
@@ -249,7 +214,7 @@ class Composer:
             found.append(WorkPart(("compute", None), (computing, moving), np.stack([divided] * 2), only))
         return found
 
-    def _divided(self, key: Key, side: int) -> np.ndarray:
+    def _divide_work(self, key: Key, side: int) -> np.ndarray:
         """For each set the share of an op's work that it divides; inf where none is left."""
         whole = self._whole_work[key][side]
         divided = np.zeros(len(self.choices.sets))
@@ -288,7 +253,7 @@ class Composer:
         count = len(self.choices.sets)
         left, divides, has, calls = np.ones(count), np.zeros(count, bool), np.zeros(count, bool), np.zeros(count)
         for index in self.alone:
-            stored = self._stored_by(index, sent.dims)
+            stored = self._find_stored(index, sent.dims)
             if (alone := self._sent[index].get(key)) is not None:
                 has[index], calls[index] = True, alone.count
                 left[index], divides[index] = alone.bytes / (sent.bytes or 1.0), self._divides(index, alone)
@@ -313,7 +278,7 @@ class Composer:
         is_optimized = any(f"optimizer.{dim}" in self.choices.sets[index] for dim in dims)
         return self.alone[index][1].is_pipeline or (is_optimized and dims in self.choices.parameters)
 
-    def _stored_by(self, index: int, dims: tuple[str, ...]) -> str | None:
+    def _find_stored(self, index: int, dims: tuple[str, ...]) -> str | None:
         """The dim by which a set shards a parameter only where stored (FSDP), or None."""
         if dims not in self.choices.parameters or self._splits(index, dims):
             return None
@@ -322,15 +287,15 @@ class Composer:
     def _held_divided(self, held: Held) -> np.ndarray:
         """Which sets divide a value; any may divide an unnamed array."""
         divided = np.zeros(len(self.choices.sets), bool)
-        for index, arguments in self._arguments.items():
-            rules = self.choices.sets[index]
+        for index, rules in enumerate(self.choices.sets):
+            arguments = self._arguments.get(index, {})
             if held.argument is not None and held.argument in arguments:
                 divided[index] = arguments[held.argument] < held.bytes * 0.9
                 continue
             names = held.dims or ()
             may_store = held.argument is not None or names in self.choices.parameters  # a gradient, say
             is_stored = may_store and any(f"{store}.{dim}" in rules for store in STORES for dim in names)
-            divided[index] = held.dims is None or is_stored or self._splits(index, names)
+            divided[index] = (held.dims is None and rules) or is_stored or self._splits(index, names)
         return divided
 
     @functools.cached_property

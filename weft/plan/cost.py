@@ -22,12 +22,13 @@ from ..program.memory import Memory
 from ..program.source import NOWHERE
 from ..program.transfers import transfers_text
 from ..record import Axes
-from ..text import size_text, time_text
+from ..text import Printed, join_lines, placed_line, size_text, time_text
 from . import links, roofline
 from .capacity import capacity_of
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
-from .traffic import Kernel, kernels
+from .kernel import Kernel
+from .traffic import kernels
 
 VERSION = 1
 _SHOWN = 12
@@ -273,6 +274,7 @@ class Plan:
 
     @property
     def tokens_per_s(self) -> float | None:
+        """Tokens a second of all processors; None without ids."""
         return None if self.tokens is None or not self.seconds else self.tokens / self.seconds
 
     @functools.cached_property
@@ -289,15 +291,19 @@ class Plan:
 
     def table(self, most: int = _SHOWN) -> str:
         """The longest ops, a line each."""
-        lines = [f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source"]
+        return join_lines(self.printed_table(most))
+
+    def printed_table(self, most: int = _SHOWN) -> list[Printed]:
+        """The lines of `table`, each with where its place stands."""
+        lines = [Printed(f"{'seconds':>10}  {'share':>6}  {'bound by':9} {'phase':9} {'op':60} source")]
         for op in self.ops[:most]:
             share = op.seconds / self.seconds if self.seconds else 0.0
             figures = f"{time_text(op.seconds):>10}  {share:6.1%}  {op.bound_by:9} {op.phase:9}"
-            lines.append(f"{figures} {op.label[:60]:60} {op.source}".rstrip())
+            lines.append(placed_line(f"{figures} {op.label[:60]:60} ", op.source))
         if len(self.ops) > most:
             rest = sum(op.seconds for op in self.ops[most:])
-            lines.append(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more")
-        return "\n".join(lines)
+            lines.append(Printed(f"{time_text(rest):>10}  {rest / self.seconds:6.1%}  {len(self.ops) - most} more"))
+        return lines
 
     @property
     def title(self) -> str:
@@ -305,13 +311,17 @@ class Plan:
         return f"{self.program.title}, {self.hardware.title}"
 
     def __str__(self) -> str:
+        return join_lines(self.printed())
+
+    def printed(self) -> list[Printed]:
+        """The lines of its text, each with what it is."""
         rate = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s is not None else ""
-        lines = [self.title, f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
+        lines = [f"{time_text(self.seconds)} a step{rate}, {self.mfu:.1%} of the peak; {self.why}"]
         lines.append("  ".join(f"{phase} {time_text(took)}" for phase, took in self.phases.items()))
         for axes, took in self.communication.items():
             lines.append(self._host_text(took) if axes == HOST else f"over {axes}: {time_text(took)} of sending")
         lines += [*map(str, self.bubbles), *self.attention, self.memory_text]
-        return "\n".join([*lines, "", self.table()])
+        return [Printed(self.title, "title"), *map(Printed, [*lines, ""]), *self.printed_table()]
 
     def _host_text(self, took: float) -> str:
         """One line: the transfers to and from the host, and what of them is not hidden."""
@@ -394,7 +404,7 @@ def _why(plan: Plan) -> str:
     share = by[most] / plan.seconds if plan.seconds else 0.0
     most_of_it = f"{share:.0%} of it {words[most]}"
     duplicated = plan.program.flops_duplicated
-    wasted = (duplicated + plan.program.flops_idle) / plan.program.flops if plan.program.flops else 0.0
+    wasted = 1 - plan.program.flops_useful / plan.program.flops if plan.program.flops else 0.0
     sending = plan.exposed / plan.seconds if plan.seconds else 0.0
     if wasted >= max(sending, 0.05):
         return f"{most_of_it}; {duplicated.reason}"

@@ -1,6 +1,7 @@
 """A step of decoding on some hardware: what one token of each sequence takes.
 
-The program is `models.decode_step`'s, or any that is given a KV cache; beside it stands the same on one processor.
+The program is `models.decode_step`'s, or any that is given a KV cache; beside it stand the same on one processor, and
+the loop in which `decode.generate` has it.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 from ..program import Program
 from ..program.memory import Alive
-from ..text import size_text, time_text
+from ..text import Printed, join_lines, size_text, time_text
 from .cost import Plan
 
 
@@ -21,6 +22,13 @@ class DecodePlan:
     """The same step on one processor."""
     context: int
     """How many tokens the next one looks at."""
+    loop: Plan | None = None
+    """Of `models.decoding.decode_tokens`: a loop that writes tokens as `decode.generate` does."""
+
+    @property
+    def generated_seconds(self) -> float | None:
+        """Seconds of a step inside the loop of `decode.generate`."""
+        return None if self.loop is None else _seconds_a_turn(self.loop)
 
     @property
     def program(self) -> Program:
@@ -63,18 +71,31 @@ class DecodePlan:
         return list(totals.values())
 
     def __str__(self) -> str:
+        return join_lines(self.printed())
+
+    def printed(self) -> list[Printed]:
+        """The lines of its text, each with what it is."""
         plan, sequences = self.plan, f"{self.batch} sequence{'s' * (self.batch != 1)}"
         took = f"{time_text(self.seconds)} a token, {plan.tokens_per_s or 0.0:,.0f} tokens/s"
-        lines = [plan.title, f"{took}: {sequences}, a context of {self.context:,}; {plan.why}"]
+        lines = [f"{took}: {sequences}, a context of {self.context:,}; {plan.why}"]
         if plan.mesh.size > 1:
             lines.append(self._against_one())
+        if self.loop is not None:
+            lines.append(self._describe_generated(self.loop))
         lines.append(f"on each processor: weights {_held_text(self.weights)}, KV cache {_held_text(self.cache)}")
         for sent in self.collectives():
             of_all = f"{sent['count']:,} {sent['collective']} over {sent['axes']}, {size_text(sent['bytes'])}"
             lines.append(f"sent for a token: {of_all}")
         for axes, seconds in plan.communication.items():
             lines.append(f"over {axes}: {time_text(seconds)} of sending")
-        return "\n".join([*lines, plan.memory_text, "", plan.table()])
+        texts = [*lines, plan.memory_text, ""]
+        return [Printed(plan.title, "title"), *map(Printed, texts), *plan.printed_table()]
+
+    def _describe_generated(self, loop: Plan) -> str:
+        took = _seconds_a_turn(loop)
+        fits = "it fits" if loop.fits else "IT MAY NOT FIT"
+        memory = f"{size_text(loop.memory.peak)} of memory with the weights it prepares: {fits}"
+        return f"by `decode.generate`: {time_text(took)} a token, {self.batch / took:,.0f} tokens/s; {memory}"
 
     def _against_one(self) -> str:
         alone = self.alone
@@ -105,8 +126,27 @@ class DecodePlan:
                     "memory": self.alone.memory.peak,
                     "fits": self.alone.fits,
                 },
+                "generate": None if self.loop is None else self._generated_values(self.loop),
             }
         }
+
+    def _generated_values(self, loop: Plan) -> dict[str, Any]:
+        took = _seconds_a_turn(loop)
+        return {
+            "seconds_a_token": took,
+            "tokens_per_s": self.batch / took,
+            "memory": loop.memory.peak,
+            "fits": loop.fits,
+        }
+
+
+def _seconds_a_turn(plan: Plan) -> float:
+    """What a turn of the loop over tokens takes, the last that is in no other."""
+    reading = plan.program.reading
+    loop = [entry for entry in reading.entries if entry.op == "fori_loop" and entry.parent is None][-1]
+    inside = [(op, entry) for op in plan.ops if (entry := reading.entry(op.op)) and loop in reading.around(entry)]
+    turns = max(op.count for op, entry in inside if entry.parent == loop.id)
+    return sum(op.seconds for op, _ in inside if op.count >= turns) / turns  # the others are done before the loop
 
 
 def _held_text(arrays: list[Alive]) -> str:

@@ -10,7 +10,8 @@ from ..record import Entry
 from . import roofline
 from .compose import Facts, Held, Key, Sending
 from .cost import Plan
-from .traffic import Kernel, kernels
+from .kernel import Kernel
+from .traffic import kernels
 
 
 def facts_of(plan: Plan) -> Facts:
@@ -28,7 +29,7 @@ def facts_of(plan: Plan) -> Facts:
         held.append(Held(alive.name, _dims(alive.array_type), alive.bytes * (1.0 if is_argument else margin), number))
     reading = plan.program.reading
     choosing = frozenset(str(reading.site(entry)) for entry in reading.entries if entry.choice)
-    parts = _work(plan, run), _sending_of(plan, run), held, memory.arguments, memory.peak
+    parts = _work(plan, run), _find_sending(plan, run), held, memory.arguments, memory.peak
     dims = {_name(plan, entry): frozenset(_dims_of(entry)) for entry in reading.entries}
     return Facts(*parts, is_pipeline=bool(plan.bubbles), choosing=choosing, dims=dims)
 
@@ -56,7 +57,7 @@ def _dims_of(entry: Entry) -> list[str]:
     return [name for placed in (*entry.results, *entry.operands) if placed for name in placed.dims.names]
 
 
-def _sending_of(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
+def _find_sending(plan: Plan, run: Sequence[Kernel]) -> dict[Key, Sending]:
     """The rows of the ledger, each with its body and whether it can hide there."""
     places = defaultdict(list)
     for kernel in run:

@@ -29,7 +29,6 @@ def hardware(name: str | Path | Hardware) -> Hardware:
     if listed is None:
         raise WeftError(
             f"there is no hardware `{name}`",
-            state=f"hardware: {', '.join([*HARDWARE, THIS])}",
             fix=f"{closest(str(name), [*HARDWARE, THIS])} or describe your own in a file: `--hardware mine.toml`",
         )
     return listed

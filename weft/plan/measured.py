@@ -12,9 +12,9 @@ from typing import Any
 
 from . import roofline
 from .hardware import HARDWARE, hardware_of, measured_hardware
+from .kernel import Kernel
 from .machine import Hardware, Link
 from .this_machine import Report, device_figures
-from .traffic import Kernel
 
 Rows = list[dict[str, Any]]
 

@@ -19,10 +19,10 @@ _SIMPLE = VIEWS | {Role.CAST, Role.TRANSPOSE, Role.SLICE, Role.BROADCAST, Role.C
 
 def merged_rows(program: Program) -> list[Row]:
     """The rows of a ledger that XLA leaves out, as it has sent the same before."""
-    return [row for step in _repeated(program.reading.graph) for row in rows_of(program.reading, step)]
+    return [row for step in _find_repeated(program.reading.graph) for row in rows_of(program.reading, step)]
 
 
-def _repeated(body: Body) -> Iterator[Step]:
+def _find_repeated(body: Body) -> Iterator[Step]:
     """Collectives of a body, and of its loops, that give what one before them gave."""
     numbers: dict[Value, Any] = {}
     known: dict[Any, int] = {}
@@ -35,12 +35,12 @@ def _repeated(body: Body) -> Iterator[Step]:
     for step in body:
         if isinstance(step, Loop):
             for inner in step.bodies if not step.is_branch else ():
-                yield from _repeated(inner)
+                yield from _find_repeated(inner)
         elif step.kind is Role.VARY:
             numbers.update(zip(step.results, map(number, step.operands), strict=True))
         elif step.kind in _SIMPLE and not step.is_global:
             # What a recomputation is given XLA is told to take for something new.
-            key = step.row.name, str(step.eqn.params), id(step.remat), tuple(map(number, step.operands))
+            key = step.instruction, id(step.remat), tuple(map(number, step.operands))
             if key in known and step.collective is not None:
                 yield step
             first = known.setdefault(key, len(known))

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WeftError
+from ..layout import placement_of
 from ..notebook import Page, page_of
 from ..program import Program
 from ..program.compiled import HloInstruction
-from ..program.lines import Doer, Line, Printed, printed_lines
+from ..program.lines import Doer, Line, printed_lines
 from ..program.step_times import MeasureError, StepTimes, Taken, measure_by, read_step_times
 from ..record import Axes, entry_and_operand
-from ..text import plural, time_text
+from ..text import Printed, join_lines, placed_line, plural, time_text
 from .cost import Plan
 from .hardware import THIS, Hardware, hardware_of
 
@@ -106,7 +107,7 @@ class Measured:
     def __init__(self, program: Program, times: StepTimes, plan: Plan | None = None):
         _check_same(program, times)
         self.program, self.times, self.plan = program, times, plan
-        self.sections = [_timed(line) for line in program.lines]
+        self.sections = [_as_timed(line) for line in program.lines]
         self._others: dict[tuple[str, str], Other] = {}
         self._lines: dict[Doer, TimedLine] = {}
         self._put_predictions()
@@ -171,7 +172,7 @@ class Measured:
             return self._add("program" if taken.program else "kernel", name or taken.name, taken.seconds)
         shares = self._shares(instruction.doers)
         if not shares:
-            return self._add("xla", self._unasked(instruction), taken.seconds)
+            return self._add("xla", self._describe_unasked(instruction), taken.seconds)
         for doer, share in shares.items():
             timed = self._find(doer)
             if timed is None:
@@ -182,7 +183,7 @@ class Measured:
             timed.is_shared_out |= len(shares) > 1
         return None
 
-    def _unasked(self, instruction: HloInstruction) -> str:
+    def _describe_unasked(self, instruction: HloInstruction) -> str:
         """What XLA does in the program that no scope of ours asks for."""
         entry = self.program.reading.entry(entry_and_operand(instruction.around)[0])
         place = "" if entry is None else f", in {entry.op} at {self.program.reading.site(entry)}"
@@ -255,10 +256,11 @@ class Measured:
         rows = [Printed(self.title, "title"), *map(Printed, self._summary()), Printed("")]
         rows.append(Printed(f"{'measured':>10} {'predicted':>10}", "title"))
         for timed, text in zip(self.lines, texts, strict=True):
-            rows.append(Printed(f"{self._cells(timed)}  {text.text}{_aside(timed)}".rstrip(), text.kind))
+            row = text.behind(f"{self._cells(timed)}  ")
+            rows.append(row._replace(text=(row.text + _aside(timed)).rstrip()))
         for is_ours, head in KINDS.items():
             others = [other for other in self.others if other.is_ours == is_ours]
-            rows += [Printed(text, "section" * (i == 0)) for i, text in enumerate(_other_lines(head, others))]
+            rows += _other_lines(head, others)
         plan = _cell(self.plan.seconds) if self.plan is not None else ""
         return [*rows, Printed(f"{_cell(self.seconds):>10} {plan:>10}  a step", "title")]
 
@@ -281,7 +283,7 @@ class Measured:
         return f"{mark + _cell(timed.seconds):>10} {predicted:>10}"
 
     def __str__(self) -> str:
-        return "\n".join(row.text for row in self.printed())
+        return join_lines(self.printed())
 
     def __repr__(self) -> str:
         return f"Measured({self.program.name!r}, {time_text(self.seconds)} a step)"
@@ -317,8 +319,8 @@ class Measured:
         return json.dumps(self.to_dict(), indent=1)
 
 
-def _timed(line: Line) -> TimedLine:
-    return TimedLine(line, lines=[_timed(inner) for inner in line.lines])
+def _as_timed(line: Line) -> TimedLine:
+    return TimedLine(line, lines=[_as_timed(inner) for inner in line.lines])
 
 
 def _cell(seconds: float) -> str:
@@ -339,16 +341,17 @@ def _aside(timed: TimedLine) -> str:
     return f"  ({time_text(timed.hidden)} more hidden)" if timed.hidden else ""
 
 
-def _other_lines(head: str, others: Sequence[Other]) -> Iterator[str]:
+def _other_lines(head: str, others: Sequence[Other]) -> Iterator[Printed]:
     if not others:
         return
     total, predicted = sum(o.seconds for o in others), sum(o.predicted for o in others)
-    yield f"{_cell(total):>10} {_cell(predicted):>10}  {head}"
+    yield Printed(f"{_cell(total):>10} {_cell(predicted):>10}  {head}", "section")
     for other in others[:_SHOWN]:
-        yield f"{_cell(other.seconds):>10} {_cell(other.predicted):>10}    {other.text}  {other.source}".rstrip()
+        figures = f"{_cell(other.seconds):>10} {_cell(other.predicted):>10}"
+        yield placed_line(f"{figures}    {other.text}  ", other.source)
     if others[_SHOWN:]:
         rest = sum(o.seconds for o in others[_SHOWN:])
-        yield f"{_cell(rest):>10} {'':>10}    {len(others) - _SHOWN} more"
+        yield Printed(f"{_cell(rest):>10} {'':>10}    {len(others) - _SHOWN} more")
 
 
 def _check_same(program: Program, times: StepTimes) -> None:
@@ -388,14 +391,10 @@ def _local_shapes(program: Program) -> set[tuple[int, ...]]:
         if value.local is not None:
             shapes.add(tuple(value.local.shape))
         spec = getattr(getattr(value.aval, "sharding", None), "spec", None) or ()
-        ways = [math.prod(program.mesh.axes[axis] for axis in _axes(part)) for part in spec]
+        ways = [math.prod(program.mesh.axes[axis] for axis in axes) for axes in placement_of(spec)]
         ways += [1] * (len(value.aval.shape) - len(ways))
         shapes.add(tuple(size // way for size, way in zip(value.aval.shape, ways, strict=True)))
     return shapes
-
-
-def _axes(part: Any) -> tuple[str, ...]:
-    return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
 def measure(program: Program, profile: Any, hardware: str | Hardware | None = None) -> Measured:

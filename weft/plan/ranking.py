@@ -169,10 +169,16 @@ class Ranking(Sequence[Ranked]):
             "variants": list(self.variants),
         }
 
+    def __repr__(self) -> str:
+        best = f"{self.best.text} takes {time_text(self.best.seconds)}"
+        return f"Ranking({plural(self.searched, 'legal layout')} on {self.hardware.name}: {best})"
+
     def __str__(self) -> str:
         parts = [self._table(self.plans)]
         if len(self.front) > 1:
             parts += ["time against memory: what no other beats in both", self._table(self.front)]
+        if len(self.classes) > 1:
+            parts += ["by the parallelisms they are made of: the best of each", self._table_of_classes()]
         return "\n".join([*parts, *self.words()])
 
     def _table(self, plans: Sequence[Ranked]) -> str:
@@ -182,8 +188,16 @@ class Ranking(Sequence[Ranked]):
             fits = "" if ranked.fits else "does not fit"
             cells = (time_text(ranked.seconds), f"{100 * ranked.mfu:.1f} %", size_text(ranked.memory_bytes))
             last = " ".join(filter(None, (ranked.chosen, fits)))
-            rows.append((str(place), str(ranked.mesh), str(ranked.layout), *cells, last))
+            rows.append((str(place), str(ranked.mesh), layout_text(ranked.layout), *cells, last))
         return "\n".join([*columns(rows, right=(0, 3, 4, 5)), ""])
+
+    def _table_of_classes(self) -> str:
+        rows = [("parallelisms", "layouts", "times", "memory", "best", "")]
+        for each in self.classes:
+            fits = "" if each.best.fits else "does not fit"
+            cells = (f"{each.count:,}", f"{each.times:.2f}x", size_text(each.best.memory_bytes))
+            rows.append((each.name, *cells, each.best.text, fits))
+        return "\n".join([*columns(rows, right=(1, 2, 3)), ""])
 
     def page(self) -> Page:
         """An HTML page of time against memory; `save`, `open`, or show it in a notebook."""
@@ -202,7 +216,6 @@ class Ranking(Sequence[Ranked]):
             slower = f"{100 * (times - 1):.1f} % slower" if times < 2 else f"{times:.1f} times as long"
             behind = slower if second.fits else "does not fit"
             lines.append(f"runner-up: {second.text}: {behind}: {second.why}")
-        lines += [f"class: {each}" for each in self.classes]
         lines += [f"lost: {losers}" for losers in self.losers]
         lines += [f"chosen: {line}" for line in self.variants]
         lines.append(

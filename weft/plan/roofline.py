@@ -9,7 +9,7 @@ import math
 from itertools import pairwise
 
 from .hardware import Hardware
-from .traffic import Kernel
+from .kernel import Kernel
 
 # Tiles of a product on a GPU: rows, columns, and the share of the peak inside a full wave of them.
 _TILES = ((256, 128, 0.84), (128, 256, 0.84), (128, 128, 0.68), (64, 128, 0.50), (64, 64, 0.30))
@@ -42,7 +42,7 @@ def seconds(kernel: Kernel, hardware: Hardware, processors: int) -> tuple[float,
     if kernel.kind in ("moved", "product"):
         share = _STREAMED.get(hardware.kind, share)
     moving = kernel.bytes / (hardware.bandwidth * share)
-    computing = _computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
+    computing = _time_computing(kernel, hardware) + kernel.work / (hardware.vector * _VECTOR[hardware.kind])
     found = max(moving, computing) + kernel.calls * hardware.call
     if kernel.calls and not kernel.is_looped:
         found = max(found, _STARTED.get(hardware.kind, 0.0))
@@ -59,7 +59,7 @@ def _on_one_machine(kernel: Kernel, hardware: Hardware, processors: int) -> tupl
     return processors * found, "flops" if computing >= moving else "memory"
 
 
-def _computing(kernel: Kernel, hardware: Hardware) -> float:
+def _time_computing(kernel: Kernel, hardware: Hardware) -> float:
     if not kernel.flops:
         return 0.0
     peak = hardware.flops_of(kernel.dtype)
@@ -68,7 +68,7 @@ def _computing(kernel: Kernel, hardware: Hardware) -> float:
     if hardware.kind == "gpu":
         return _on_tiles(kernel.shape, peak, hardware.cores)
     if hardware.kind == "tpu":
-        return kernel.flops / (peak * _TPU_PRODUCT * _filled(kernel.shape))
+        return kernel.flops / (peak * _TPU_PRODUCT * _share_filled(kernel.shape))
     return kernel.flops / peak
 
 
@@ -87,7 +87,7 @@ def _on_tiles(shape: tuple[int, int, int, int], peak: float, cores: int) -> floa
     return best
 
 
-def _filled(shape: tuple[int, int, int, int]) -> float:
+def _share_filled(shape: tuple[int, int, int, int]) -> float:
     """The share of a TPU's matrix units that is not padding."""
     _, rows, columns, summed = shape
     sizes = ((rows, _SUBLANES), (columns, _LANES), (summed, _LANES))

@@ -31,10 +31,13 @@ from .choices import AXES, Choices, named_axes, searched_dims, shapes
 from .compose import Composer, Facts
 from .cost import Plan
 from .facts import facts_of
+from .first import first_layouts
 from .hardware import Hardware
 from .hardware import hardware as find_hardware
+from .legal import Legal
 from .misfits import nothing_fits, too_many
-from .ranking import LayoutClass, Ranked, Ranking, drop_repeated, front_of
+from .outcome import classes_of, places_to_show, told_variants
+from .ranking import Ranked, Ranking, drop_repeated, front_of
 from .roofline import BESIDE
 from .variants import Choice, Variant, build_with, combine
 from .workers import Workers
@@ -42,10 +45,6 @@ from .workers import Workers
 KEPT = 20
 _EXAMPLES = {"processors": 512, "memory": 80_000_000_000, "seconds": 60}
 MOST_AXES = 3
-MOST_CLASSES = 12
-"""Of how many classes the best is traced to say why it lost, those of one parallelism first."""
-MOST_FRONT = 12
-"""How many layouts are traced for the front of time against memory, evenly spread over the front of the bounds."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,10 @@ def search(
     return layouts.run(on, processors, most_axes, keep, workers, deadline)
 
 
+class _TimeUp(Exception):
+    """The time is up, and there is something to show."""
+
+
 class _SearchedProgram:
     """A variant of the program: its choices of rules, and what it does unsplit."""
 
@@ -140,6 +143,12 @@ class _LayoutSearch:
         self.opened: dict[int, list[int]] = {}
         """For each variant taken up its programs."""
         self.refusal = ""
+        self._alone: dict[tuple[int, tuple[str, ...], int], tuple[int, Facts] | None] = {}
+        """What a set of rules of a variant does alone on an axis of a size; None where an op refuses it."""
+        self._firsts: list[tuple[Trial, Ranked]] = []
+        """Layouts traced before all others."""
+        self._not_taken_up = 0
+        """Layouts of programs whose rules were being traced when the search was stopped."""
         self._programs_of = functools.cache(self._make_programs)
         self._slower_than = functools.cache(self._find_faster)
 
@@ -203,66 +212,102 @@ class _LayoutSearch:
             self._pool, self._meshes, self._all_axes = pool, meshes, mesh is None
             self._waiting = self.variants[1:]
             candidates = Candidates(self.hardware, self.capacity)
-            self._open(self.variants[0], first, candidates)
-            if not candidates.searched and not self._waiting:
+            trial_at, is_late = functools.partial(self.trial_at, candidates), lambda: time.monotonic() > deadline
+            tracing = BestFirst(candidates, self.capacity, keep, trial_at, is_late=is_late, open_next=self._open_next)
+            try:
+                self._open(self.variants[0], first, tracing)
+            except (KeyboardInterrupt, _TimeUp) as stop:
+                _stop(tracing, stop)
+            if not candidates.searched and not self._waiting and not tracing.stopped:
                 raise too_many(first[0].choices, meshes[0].size, MOST_AXES, self.refusal)
-            return self._rank(candidates, keep, deadline)
+            return self._rank(candidates, tracing, keep)
 
     def _open(
-        self,
-        variant: Variant,
-        programs: Sequence[_SearchedProgram],
-        candidates: Candidates,
-        limit: float = math.inf,
+        self, variant: Variant, programs: Sequence[_SearchedProgram], tracing: BestFirst, limit: float = math.inf
     ) -> None:
         """Traces the sets of rules of a variant, and takes up its layouts below a limit."""
-        beside = BESIDE[self.hardware.kind]
-        self.opened[variant.number] = []
-        for program in programs:
-            number = len(self.programs)
-            self.programs.append(program)
-            self.opened[variant.number].append(number)
-            alone = self._trace_sets(program, self._sets_worth(program, candidates, limit))
-            composer = Composer(program.choices, program.whole, alone, beside, is_shared=self.hardware.is_shared)
-            report = lambda done: self.report(SearchProgress("meshes", done, len(self._meshes)))  # noqa: E731
-            candidates.add(number, composer, self._meshes, all_axes=self._all_axes, needs=program.needs, report=report)
+        beside, candidates = BESIDE[self.hardware.kind], tracing.candidates
+        before, numbers = candidates.searched, range(len(self.programs), len(self.programs) + len(programs))
+        self.programs += programs
+        worth = [self._sets_worth(program, candidates, limit) for program in programs]
 
-    def _sets_worth(
-        self, program: _SearchedProgram, candidates: Candidates, limit: float
-    ) -> set[tuple[str, ...]] | None:
-        """The sets of layouts that took less than the limit before; None: all."""
+        def report(done: int) -> None:
+            self._report("meshes", done, len(self._meshes), tracing)
+
+        try:
+            for number, program, sets in zip(numbers, programs, worth, strict=True):
+                alone = self._trace_sets(program, sets, tracing)
+                composer = Composer(program.choices, program.whole, alone, beside, is_shared=self.hardware.is_shared)
+                needs, everywhere = program.needs, self._all_axes
+                candidates.add(number, composer, self._meshes, all_axes=everywhere, needs=needs, report=report)
+        except (KeyboardInterrupt, _TimeUp):
+            there = sum(map(self._count, programs, worth))
+            self._not_taken_up += there - (candidates.searched - before)
+            raise
+        self.opened[variant.number] = list(numbers)
+
+    def _count(self, program: _SearchedProgram, worth: set[int]) -> int:
+        """How many layouts these sets of rules make."""
+        legal = Legal(program.choices, worth)
+        every, needs = self._all_axes and self._meshes[0].size > 1, program.needs
+        found = (tuple(mesh.axes.values()) for mesh in self._meshes)
+        return sum(len(legal.layouts(shape, all_axes=every, having=needs)) for shape in found)
+
+    def _sets_worth(self, program: _SearchedProgram, candidates: Candidates, limit: float) -> set[int]:
+        """Numbers of the sets of layouts that took less than the limit before; else all."""
         before = [
             number
             for each in self._slower_than(program.variant.number)
             for number in self.opened.get(each, ())
             if self.programs[number].needs == program.needs and number in candidates.least_by_set
         ]
+        every = program.choices.sets
         if not before or not math.isfinite(limit):
-            return None
+            return set(range(len(every)))
         sets = self.programs[before[0]].choices.sets
-        return {sets[index] for index in np.flatnonzero(candidates.least_by_set[before[0]] < limit)}
+        worth = {sets[index] for index in np.flatnonzero(candidates.least_by_set[before[0]] < limit)}
+        return {index for index, rules in enumerate(every) if rules in worth}
 
     def _trace_sets(
-        self, program: _SearchedProgram, worth: set[tuple[str, ...]] | None = None
+        self, program: _SearchedProgram, worth: set[int], tracing: BestFirst
     ) -> dict[int, tuple[int, Facts]]:
         """What each set of rules does alone on one axis, of the largest size it may have."""
-        choices = program.choices
+        choices, variant = program.choices, program.variant.number
         sizes = sorted({size for mesh in self._meshes for size in mesh.axes.values() if size > 1})
-        trials = []
+        trials = [] if self._firsts else self._first_trials(program)
+        sets = {}
         for index, rules in enumerate(choices.sets):
             fitting = [n for n in sizes if all(choices.divisor(rule) % n == 0 for rule in rules)]
-            if rules and fitting and (worth is None or rules in worth):
-                layout = choices.layout([rules], AXES[:1])
-                mesh = Mesh({AXES[0]: fitting[-1]})
-                trials.append(Trial(mesh, layout, program.variant.number, alone=index))
-        alone = {}
-        for done, (trial, facts) in enumerate(self._pool.results(iter(trials)), 1):
-            if isinstance(facts, Refusal):
-                self.refusal = f"{trial.layout}: {facts.reason}"
-            else:
-                alone[trial.alone] = (trial.mesh.size, facts)
-            self.report(SearchProgress("rules of one axis", done, len(trials)))
-        return alone
+            if rules and fitting and index in worth:
+                sets[index] = variant, rules, fitting[-1]
+        for index, (_, rules, size) in sets.items():
+            if sets[index] not in self._alone:
+                trials.append(Trial(Mesh({AXES[0]: size}), choices.layout([rules], AXES[:1]), variant, alone=index))
+        for done, (trial, result) in enumerate(self._pool.results(iter(trials)), 1):
+            if trial.alone is not None:
+                self._alone[sets[trial.alone]] = None if isinstance(result, Refusal) else (trial.mesh.size, result)
+            elif not isinstance(result, Refusal):
+                self._firsts.append((trial, self.rank_trial(trial, result)))
+                tracing.offer(self._firsts[-1][1])
+            if isinstance(result, Refusal):
+                self.refusal = f"{trial.layout}: {result.reason}"
+            self._report("rules of one axis", done, len(trials), tracing)
+        return {index: facts for index, key in sets.items() if (facts := self._alone[key]) is not None}
+
+    def _first_trials(self, program: _SearchedProgram) -> list[Trial]:
+        """Layouts traced before all others, for an answer that is there soon."""
+        choices = program.choices
+        found = first_layouts(choices, program.whole, self._meshes, self.capacity, all_axes=self._all_axes)
+        return [
+            Trial(mesh, choices.layout([choices.sets[i] for i in sets], list(mesh.axes)), 0, (0, -1, sets))
+            for mesh, sets in found
+        ]
+
+    def _report(self, stage: str, done: int, total: int, tracing: BestFirst) -> None:
+        """Tells how far the search is, and ends it where its time is up."""
+        self.report(SearchProgress(stage, done, total, tracing.best))
+        if tracing.is_late and done < total:
+            raise _TimeUp
 
     def _cost(self, trial: Trial) -> Facts | dict[str, Any] | Refusal:
         """Traces and costs one layout; in a copy of this process."""
@@ -317,6 +362,8 @@ class _LayoutSearch:
         next_bound = math.inf if tracing.next_bound is None else tracing.next_bound
         bounds = {}
         for each in self._waiting:
+            if tracing.is_late:
+                return each  # nobody knows its bound: its turn is not seen
             if each.after or next_bound >= best or next_bound == math.inf:
                 bound = self._bound(each, tracing) * tracing.slack
                 if bound < best and (bound <= next_bound or next_bound >= best or next_bound == math.inf):
@@ -335,45 +382,50 @@ class _LayoutSearch:
         if isinstance(programs, WeftError):
             self.opened[variant.number] = []
             tracing.refused.append(f"{variant.text}: {programs.fact}")
-        else:
-            best = math.inf if tracing.best is None else tracing.best.seconds
-            self._open(variant, programs, tracing.candidates, best / tracing.slack)
+            return True
+        best = math.inf if tracing.best is None else tracing.best.seconds
+        try:
+            self._open(variant, programs, tracing, best / tracing.slack)
+        except _TimeUp as stop:
+            _stop(tracing, stop)
         return True
 
     # What came out.
 
-    def _rank(self, candidates: Candidates, keep: int, deadline: float) -> Ranking:
-        is_late = lambda: time.monotonic() > deadline  # noqa: E731
-        trial = functools.partial(self.trial_at, candidates)
-        tracing = BestFirst(candidates, self.capacity, keep, trial, is_late=is_late, open_next=self._open_next)
-        extra: list[Trial] = []
+    def _rank(self, candidates: Candidates, tracing: BestFirst, keep: int) -> Ranking:
+        loose = []  # traced first, and not among the candidates
+        for trial, ranked in self._firsts:
+            if (candidate := candidates.find(0, trial.mesh, trial.place[2])) is None:
+                loose.append(ranked)
+            else:
+                tracing.take_up(candidate, ranked)
+        trial_at = functools.partial(self.trial_at, candidates)
         try:
             self._trace_all(tracing, tracing.trials())
             if not tracing.stopped and tracing.best is not None:
-                extra = [trial(place) for place in _places_to_show(candidates) if place not in tracing.ranked]
+                extra = [trial_at(place) for place in places_to_show(candidates) if place not in tracing.ranked]
                 self._trace_all(tracing, iter(extra))
-        except KeyboardInterrupt:
-            tracing.stopped = "interrupted"
-            if tracing.best is None:
-                raise
-        order = sorted(tracing.ranked.values(), key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes)))
+        except KeyboardInterrupt as stop:
+            _stop(tracing, stop)
+        order = sorted([*tracing.ranked.values(), *loose], key=lambda r: (not r.fits, r.seconds, len(r.mesh.axes)))
         plans = drop_repeated(order)
         if not plans or not plans[0].fits:
-            small = [trial(place) for _, place in candidates.smallest if place not in tracing.ranked]
+            small = [trial_at(place) for _, place in candidates.smallest if place not in tracing.ranked]
             self._trace_all(tracing, iter(small))
             if not tracing.ranked:
                 raise too_many(self.programs[0].choices, self._meshes[0].size, MOST_AXES, tracing.refused[0])
             raise nothing_fits(list(tracing.ranked.values()), candidates.composers[0], self.capacity)
-        not_seen = tracing.not_seen
+        unseen = self._not_taken_up - sum(not candidates.has_mesh(0, ranked.mesh) for ranked in loose)
+        not_seen, traced = tracing.not_seen + unseen, tracing.count + len(loose)
+        searched = candidates.searched + self._not_taken_up
         first = self.programs[0].choices
         dims = tuple(dict.fromkeys(rule for program in self.programs for rule in program.choices.rules))
         return Ranking(
             plans[:keep], self.hardware, self.capacity,
-            searched=candidates.searched, traced=tracing.count,
-            pruned=candidates.searched - tracing.count - not_seen, not_seen=not_seen, stopped=tracing.stopped,
-            refused=tracing.refused, losers=candidates.losers(tracing.ranked, plans[0]),
-            front=front_of(order), classes=self._classes(candidates, tracing, plans[0]),
-            variants=self._told_variants(tracing), dims=dims,
+            searched=searched, traced=traced, pruned=searched - traced - not_seen, not_seen=not_seen,
+            stopped=tracing.stopped, refused=tracing.refused, losers=candidates.losers(tracing.ranked, plans[0]),
+            front=front_of(order), classes=classes_of(candidates, tracing, plans[0]),
+            variants=told_variants(self.variants, self.opened, tracing, plans), dims=dims,
             left_out=tuple(name for name in first.left_out if name not in dims),
         )  # fmt: skip
 
@@ -387,45 +439,9 @@ class _LayoutSearch:
         values = self.variants[trial.variant].values
         return Ranked(trial.mesh, trial.layout, make=functools.partial(self._plan, trial), choices=values, **figures)
 
-    def _classes(self, candidates: Candidates, tracing: BestFirst, winner: Ranked) -> list[LayoutClass]:
-        """The best of each class that was traced, the fastest that fits first."""
-        best: dict[tuple[str, ...], Ranked] = {}
-        for place, ranked in tracing.ranked.items():
-            names = candidates.class_of(place)
-            if names not in best or (not ranked.fits, ranked.seconds) < (not best[names].fits, best[names].seconds):
-                best[names] = ranked
-        found = [
-            LayoutClass(names, candidates.classes[names].count, ranked, ranked.seconds / winner.seconds)
-            for names, ranked in best.items()
-        ]
-        return sorted(found, key=lambda each: (not each.best.fits, each.times))
 
-    def _told_variants(self, tracing: BestFirst) -> list[str]:
-        """What became of each variant, a line each; none where there is only one."""
-        lines = []
-        for variant in self.variants if len(self.variants) > 1 else ():
-            numbers = self.opened.get(variant.number)
-            if numbers is None and tracing.stopped:
-                why = "NOT SEEN"
-            elif numbers is None:
-                why = "ruled out: faster only under layouts that are slower than the best, or fit without it"
-            elif not numbers:
-                why = "refused"
-            else:
-                fitting = [r.seconds for p, r in tracing.ranked.items() if p[0] in numbers and r.fits]
-                why = f"{min(fitting):.4g} s" if fitting else "nothing that could be the best fits"
-            lines.append(f"{variant.text}: {why}")
-        return lines
-
-
-def _places_to_show(candidates: Candidates) -> list[Place]:
-    """Layouts traced to be shown: the front of the bounds, the best of classes."""
-    front = candidates.front()
-    step = max(len(front) / MOST_FRONT, 1.0)
-    places = [candidates.place(front[int(i * step)]) for i in range(min(len(front), MOST_FRONT))]
-    classes = sorted(candidates.classes.items(), key=lambda item: (len(item[0]) > 1, item[1].seconds))
-    for _, best in classes[:MOST_CLASSES]:
-        place = best.place if best.place is not None else best.smallest
-        if place is not None:
-            places.append(place)
-    return list(dict.fromkeys(places))
+def _stop(tracing: BestFirst, why: BaseException) -> None:
+    """Ends a search with the best so far; where there is none the interrupt goes on."""
+    if tracing.best is None:
+        raise why
+    tracing.stopped = "late" if isinstance(why, _TimeUp) else "interrupted"

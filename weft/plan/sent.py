@@ -1,7 +1,7 @@
 """What a compiled program sends, read off XLA's own text of it.
 
 A reduction and an exchange count what one processor puts in, a gather what it gets out; a loop counts every turn it
-is known to take, a branch its larger side. Imports nothing of weft.
+is known to take, a branch its larger side.
 """
 
 import functools
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from ..program.compiled import COLLECTIVES
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,6 @@ class Sent:
     count: int = 1
 
 
-_KINDS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
-    "collective-permute": "permute",
-    "collective-broadcast": "broadcast",
-}
 # Operands are printed by name: their types stand where they are made.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)$")
@@ -88,7 +81,7 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> list[Sent]:
         counts: Counter[Sent] = Counter()
         body = computations[name]
         for line in body.values():
-            kind = _KINDS.get(line.opcode.removesuffix("-start"))
+            kind = COLLECTIVES.get(line.opcode.removesuffix("-start"))
             if kind is not None:
                 groups = _groups(line.attributes, math.prod(sizes))
                 size = sum(_bytes(body[operand].type) for operand in line.operands)
@@ -191,19 +184,19 @@ def _groups(attributes: str, devices: int) -> list[tuple[int, ...]]:
     if text.startswith("{}"):
         return [tuple(range(devices))]
     if (iota := _IOTA_GROUPS.match(text)) is not None:
-        numbered = _numbered(iota["shape"], iota["order"]).reshape(_numbers(iota["groups"]))
+        numbered = _number_devices(iota["shape"], iota["order"]).reshape(_numbers(iota["groups"]))
         return [tuple(map(int, row)) for row in numbered]
     named = _MESH_GROUPS.match(text)
     assert named is not None, text
     axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named["axes"])}
     sizes = tuple(axes.values())
-    order = _numbered(named["shape"], named["order"]) if named["shape"] else np.arange(math.prod(sizes))
+    order = _number_devices(named["shape"], named["order"]) if named["shape"] else np.arange(math.prod(sizes))
     over = [list(axes).index(name) for name in re.findall(r"'([^']+)'", named["over"])]
     grid = np.moveaxis(order.reshape(sizes), over, range(-len(over), 0))
     return [tuple(map(int, row)) for row in grid.reshape(-1, math.prod(sizes[i] for i in over))]
 
 
-def _numbered(shape: str, order: str | None) -> np.ndarray:
+def _number_devices(shape: str, order: str | None) -> np.ndarray:
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return (numbers.transpose(_numbers(order)) if order else numbers).reshape(-1)
 

@@ -1,7 +1,8 @@
 """The classes of layouts: which parallelisms one is made of.
 
-An axis that splits `batch` is data parallelism, with stored parameters on it FSDP, and so on. A layout belongs to the
-class of all that its axes do: `FSDP + tensor`.
+An axis that splits `batch` is data parallelism, with stored parameters on it FSDP; one that splits `heads` or `d_ff`
+tensor parallelism, `stream` sequence, `length` context, `experts` expert and `stage` pipeline parallelism. A layout
+belongs to the class of all that its axes do: `FSDP + tensor`.
 """
 
 import numpy as np

@@ -26,6 +26,7 @@ from ..errors import WeftError
 from ..lower.collectives import all_gather, all_reduce, all_to_all, permute
 from ..small_files import Reader
 from ..text import size_text
+from .workers import cores
 
 PROCESSORS = 8
 VERSION = 2
@@ -122,7 +123,7 @@ def _measure_in_child(what: str = "machine", report: Report | None = None) -> di
 def measure() -> dict[str, Any]:
     """The figures of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    about = {"cpu": cpu_name(), "cores": _cores(), "jax": jax.__version__, "memory": memory}
+    about = {"cpu": cpu_name(), "cores": cores(), "jax": jax.__version__, "memory": memory}
     return _measure_compute() | _measure_sending() | about
 
 
@@ -296,8 +297,8 @@ def _least_seconds(call: Callable[[], Any], seconds: float = 0.5, *, by_clock: b
     Work of all processors keeps all cores busy: it takes the time of the cores divided by their number, which other
     programs hardly change. With more cores than processors, and where one waits, the clock says.
     """
-    cores, took = _cores(), list[float]()
-    by_clock = by_clock or cores > PROCESSORS
+    count, took = cores(), list[float]()
+    by_clock = by_clock or count > PROCESSORS
     now = time.perf_counter if by_clock else time.process_time
     call()
     end = time.perf_counter() + seconds
@@ -305,11 +306,7 @@ def _least_seconds(call: Callable[[], Any], seconds: float = 0.5, *, by_clock: b
         start = now()
         call()
         took.append(now() - start)
-    return min(took) if by_clock else min(took) / cores
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(took) if by_clock else min(took) / count
 
 
 def _tell(what: str, done: int, whole: int) -> None:

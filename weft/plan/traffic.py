@@ -13,26 +13,35 @@ The rules of fusion, which are XLA's in broad strokes:
   gradient that is added as a slice among zeros is added in place. A loop of one turn is none.
 - A TPU does elementwise work inside products: what only products read is made where they read it, and what is made
   of a product's result is written in its place. Sums of such a group are made with it.
-- A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros.
+- A ragged product, but for a TPU's, multiplies every row with every group's matrix: rows of other groups are zeros. For
+  dropless experts a GPU has a kernel of ours. A processor has the rows that it gets if routing is even.
 - Attention of `weft.nn` is one kernel where it can be (`weft.kernels.choice`): scores never reach memory.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ..primitives import LOOPS, Role, groups_of_product, is_leading_slice, shape_of_product, sizes_of_attention
+from ..primitives import (
+    LOOPS,
+    Role,
+    is_causal,
+    is_leading_slice,
+    reduced_dims,
+    sizes_of_attention,
+)
 from ..program.ledger import Row
-from ..program.ledger import carried as carried_by
 from ..program.reading import Reading
 from ..program.transfers import transfers_of
-from ..program.update import implied
+from ..program.update import find_implied
 from ..record import NotedAttention
 from .attention import FusedGroup, groups_of, slowness_of
 from .hardware import Hardware
-from .values import Array, Node, Routine, is_among_zeros, routines_of, zeros_below
+from .kernel import Kernel
+from .products import product, product_of_kernel, product_on
+from .values import Array, Node, Routine, bytes_of, is_among_zeros, routines_of, zeros_below
 
 _ALONE = LOOPS | {
     Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KERNEL, Role.CALLBACK, Role.PRODUCT, Role.ATTENTION,
@@ -42,36 +51,6 @@ _MOVED = frozenset({Role.GATHER, Role.SCATTER, Role.WRITE, Role.RANDOM, Role.KER
 _LONGEST_ROW = {"gpu": 512}  # that a sum keeps at hand
 _HARDLY_MORE = 1.05  # the row of largest numbers beside the rows of an exponential
 _CACHED = 1.5  # caches: of what is a little larger, a part is still there
-
-
-@dataclass(slots=True)
-class Kernel:
-    """Something that runs at once: what it computes, moves or sends, and how often."""
-
-    kind: str
-    """`product`, `attention`, `elementwise`, `moved` or `sent`."""
-    op: int | None
-    phase: str
-    count: int = 1
-    bytes: float = 0
-    flops: float = 0
-    dtype: str = ""
-    shape: tuple[int, int, int, int] = (1, 1, 1, 1)
-    """Of a product: how many, rows, columns, and how many numbers each sums."""
-    slower: float = 1.0
-    """Of an attention: times what its products would take in the plain kernel."""
-    work: float = 0
-    """Elementwise operations."""
-    is_looped: bool = False
-    """Whether a loop runs it, and not the host."""
-    calls: int = 1
-    """How often it is started; 0 for a part of a kernel that goes on."""
-    row: Row | None = None
-    is_beside: bool = False
-    """It waits for nothing in its body, or nothing there waits for it: it can run beside the rest."""
-    is_ahead: bool = False
-    """And it neither waits nor is waited for: the next turn needs it (prefetch, a ring's permute)."""
-    body: int = 0
 
 
 def kernels(reading: Reading, hardware: Hardware, *, fused: bool | None = None) -> list[Kernel]:
@@ -143,7 +122,7 @@ class _Fusion:
         """Whether it is a sum that what follows must wait for."""
         if node.kind is not Role.REDUCTION:
             return False
-        shape, axes = node.step.operands[0].aval.shape, node.step.eqn.params["axes"]
+        shape, axes = node.step.operands[0].aval.shape, reduced_dims(node.step.eqn)
         is_last = sorted(axes) == list(range(len(shape) - len(axes), len(shape)))
         is_short = is_last and math.prod(shape[axis] for axis in axes) <= self.longest_row
         return not is_short and max((leaf.bytes for leaf in node.leaves), default=0) > _CACHED * self.cache
@@ -161,9 +140,11 @@ class _Fusion:
             elif node.kind is Role.TRANSFER:
                 yield from self._transfers(node, carried)
             elif node.kind is Role.PRODUCT:
-                yield product(node, has_ragged=self.kind == "tpu")
+                yield product_on(node, self.reading, self.kind)
             elif node.kind is Role.ATTENTION or (node.step.flops and self._attention_of(node) is not None):
                 yield _traced_attention(node, self._attention_of(node))
+            elif node.kind is Role.KERNEL and node.step.flops:
+                yield product_of_kernel(node, self.reading)
             elif node.kind in _MOVED:
                 yield _move_kernel(node)
 
@@ -175,29 +156,26 @@ class _Fusion:
     def _implied_collectives(self, node: Node) -> Iterator[Kernel]:
         """What XLA sends for an equation of the update."""
         mesh = self.reading.mesh.axes
-        for sent in implied(node.step.eqn, mesh):
+        for sent in find_implied(node.step.eqn, mesh):
             ways = math.prod(mesh[axis] for axis in sent.axes)
             row = _row(sent.collective, sent.axes, sent.dtype, sent.bytes, ways, "update")
             yield Kernel("sent", None, "update", bytes=sent.bytes, row=row)
 
     def _collectives(self, node: Node, carried: set[Array], only_carried: set[Array]) -> Iterator[Kernel]:
-        collective = node.step.collective
-        if collective is None:
+        step = node.step
+        if step.collective is None:
             return
-        axes, avals = carried_by(node.step)
-        ways = math.prod(self.reading.mesh.axes[axis] for axis in axes)
+        ways = math.prod(self.reading.mesh.axes[axis] for axis in step.axes)
         if ways == 1:
             return
-        is_gradient = node.step.phase == "backward"  # what leaves a forward pass is waited for
+        is_gradient = step.phase == "backward"  # what leaves a forward pass is waited for
         is_ahead = all(map(_is_at_start, node.ins)) and only_carried.issuperset(node.outs)
         is_late = is_gradient and all(_is_late(value, carried) for value in node.outs)
         is_beside = node.stage == 0 or is_ahead or is_late
-        for aval in avals:
+        for aval in step.carried:
             size = math.prod(aval.shape) * aval.dtype.itemsize
-            row = _row(collective, axes, str(aval.dtype), size, ways, node.step.phase)
-            yield Kernel(
-                "sent", node.step.op, node.step.phase, bytes=size, row=row, is_beside=is_beside, is_ahead=is_ahead
-            )
+            row = _row(step.collective, step.axes, str(aval.dtype), size, ways, step.phase)
+            yield Kernel("sent", step.op, step.phase, bytes=size, row=row, is_beside=is_beside, is_ahead=is_ahead)
 
     def _transfers(self, node: Node, carried: set[Array]) -> Iterator[Kernel]:
         """What is fetched from the host for something, or stored there."""
@@ -220,7 +198,7 @@ class _Fusion:
             ends = {value for node in nodes for value in (*node.ins, *node.outs) if value.elements < group.scores}
             times, moved = (5, 2) if phase == "backward" else (2, 1)
             flops = sum(product(node).flops for node in nodes) if group.is_block else times * one.flops
-            ends_bytes = _bytes(ends) if group.is_block else moved * _bytes(ends)
+            ends_bytes = bytes_of(ends) if group.is_block else moved * bytes_of(ends)
             yield Kernel(
                 "attention",
                 nodes[0].step.op,
@@ -236,19 +214,21 @@ class _Fusion:
     def _elementwise(self, body: Routine, stored: set[Array]) -> Iterator[Kernel]:
         """A kernel for each group of nodes that run as one, and for each long sum in it."""
         is_tpu, taken = self.kind == "tpu", set[Array]()
-        for nodes in _connected([node for node in body.nodes if node.is_joined]):
+        for nodes in _connect([node for node in body.nodes if node.is_joined]):
             parts: dict[Any, list[Array]] = defaultdict(list)
             for node in nodes:
                 for value in node.outs:
                     if value in stored:
                         alone = node.is_hard and not is_tpu
-                        parts[(node.step.eqn.params["axes"], node.ins[0].elements) if alone else None].append(value)
+                        parts[(reduced_dims(node.step.eqn), node.ins[0].elements) if alone else None].append(value)
             total = sum(_work(node) for node in nodes)
             for written in parts.values():
                 makers = [value.maker for value in written if value.maker is not None]
                 largest = max(makers, key=lambda node: node.outs[0].bytes)
                 leaves = frozenset[Array]().union(*(maker.leaves for maker in makers))
-                moved = _beside_products(body, leaves, written, taken) if is_tpu else _bytes(leaves) + _bytes(written)
+                moved = (
+                    _beside_products(body, leaves, written, taken) if is_tpu else bytes_of(leaves) + bytes_of(written)
+                )
                 yield Kernel("elementwise", largest.step.op, largest.step.phase, bytes=moved, work=total)
                 total = 0.0  # of what is done several times, the first counts
 
@@ -292,7 +272,7 @@ def _leaves(node: Node, stored: set[Array]) -> frozenset[Array]:
         maker = value.maker
         if maker is None or not maker.is_joined or maker.is_hard or maker.step.is_global != node.step.is_global:
             leaves.add(value)
-        elif maker.stage == node.stage or _bytes(maker.leaves) <= _HARDLY_MORE * value.bytes:
+        elif maker.stage == node.stage or bytes_of(maker.leaves) <= _HARDLY_MORE * value.bytes:
             leaves |= maker.leaves
         else:
             leaves.add(value)
@@ -337,10 +317,10 @@ def _beside_products(body: Routine, leaves: frozenset[Array], written: list[Arra
     stays = [v for v in written if v in kept or not v.uses or any(use.kind is not Role.PRODUCT for use in v.uses)]
     made = {leaf for leaf in leaves - taken if leaf.maker is not None and leaf.maker.kind is Role.PRODUCT}
     taken |= made  # the first group that reads a product's result is part of the product
-    return _bytes(leaves - made) + max(_bytes(stays) - _bytes(made), 0) if stays else 0
+    return bytes_of(leaves - made) + max(bytes_of(stays) - bytes_of(made), 0) if stays else 0
 
 
-def _connected(nodes: list[Node]) -> Iterable[list[Node]]:
+def _connect(nodes: list[Node]) -> Iterable[list[Node]]:
     """Nodes in groups that give each other values within one stage."""
     root: dict[Node, Node] = {}
 
@@ -368,40 +348,12 @@ def _work(node: Node) -> float:
     return float(work * max((value.elements for value in (*node.ins, *node.outs)), default=0)) if work else 0.0
 
 
-def product(node: Node, *, has_ragged: bool = True) -> Kernel:
-    """The kernel of a product or a convolution."""
-    if not has_ragged and (groups := groups_of_product(node.step.eqn)) > 1:
-        return _masked_product(node, groups)
-    step, (many, rows, columns, summed) = node.step, shape_of_product(node.step.eqn)
-    ways = max((value.ways for value in (*node.ins, *node.outs)), default=1) if step.is_global else 1
-    return Kernel(
-        "product",
-        step.op,
-        step.phase,
-        bytes=_bytes({*node.ins, *node.outs}),
-        flops=step.flops / ways,
-        dtype=str(max((value.aval.dtype for value in step.operands[:2]), key=lambda dtype: dtype.itemsize)),
-        shape=(many, max(rows // ways, 1), columns, summed),
-    )
-
-
-def _masked_product(node: Node, groups: int) -> Kernel:
-    """A ragged product as a product of all rows with all groups' matrices."""
-    one, (many, rows, columns, summed) = product(node), shape_of_product(node.step.eqn)
-    given, made = node.step.operands[0].aval.shape, node.step.results[0].aval.shape
-    is_gradient = len(made) > len(given)  # of the matrices: rows are summed over
-    spread = _bytes(node.ins[:2]) if is_gradient else node.ins[0].bytes
-    one.shape = (many, rows, columns, groups * summed) if is_gradient else (1, groups * rows, columns, groups * summed)
-    one.flops, one.bytes = groups * one.flops, one.bytes + 2 * groups * spread  # written with zeros, and read
-    return one
-
-
 def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
     """The kernel of an attention traced for a GPU: cuDNN's, or one the record knows."""
     step = node.step
     if noted is None or node.kind is Role.ATTENTION:
         _, _, *sizes = sizes_of_attention(step.eqn)
-        skips = "CAUSAL" in str(step.eqn.params.get("mask_type"))
+        skips = is_causal(step.eqn)
     else:
         sizes = [noted.length, noted.memory_length, noted.case.width]
         skips = noted.case.causal and noted.case.goes_by_place
@@ -410,7 +362,7 @@ def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
         "attention",
         step.op,
         step.phase,
-        bytes=_bytes({*node.ins, *node.outs}),
+        bytes=bytes_of({*node.ins, *node.outs}),
         flops=step.flops * FusedGroup(length, memory, width, 0, skips).seen_share,
         dtype=str(step.operands[0].aval.dtype) if noted is None else noted.case.dtype,
         shape=(1, length, memory, width),
@@ -420,7 +372,7 @@ def _traced_attention(node: Node, noted: NotedAttention | None) -> Kernel:
 
 def _move_kernel(node: Node) -> Kernel:
     """The kernel of a lookup, a sort, random numbers, and the bytes it moves."""
-    given, made = _bytes(node.ins[1:]), _bytes(node.outs)
+    given, made = bytes_of(node.ins[1:]), bytes_of(node.outs)
     if node.kind is Role.GATHER:
         moved = 2 * made + given
     elif node.kind is Role.WRITE:
@@ -428,7 +380,7 @@ def _move_kernel(node: Node) -> Kernel:
     elif node.kind is Role.SCATTER:
         moved = made + 3 * given
     else:
-        moved = _bytes(node.ins) + made
+        moved = bytes_of(node.ins) + made
     return Kernel("moved", node.step.op, node.step.phase, bytes=moved, work=_work(node))
 
 
@@ -438,7 +390,3 @@ def _row(collective: str, axes: tuple[str, ...], dtype: str, size: int, ways: in
 
 def _size(kernels: list[Kernel]) -> float:
     return sum((kernel.flops / 200 + kernel.bytes) * kernel.count for kernel in kernels)
-
-
-def _bytes(values: Iterable[Array]) -> int:
-    return sum(value.bytes for value in values)

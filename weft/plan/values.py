@@ -5,12 +5,13 @@ A pass over the graph of the program: a loop's turn is a routine by itself, with
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..compat import is_on_host
 from ..graph import Body, Loop, Step, Value
+from ..layout import placement_of
 from ..primitives import VIEWS, Role
 from ..program.reading import Reading
 from ..program.update import split_of
@@ -94,7 +95,7 @@ class _ValueReader:
         if value.local is None:
             return Array(value.aval, self._ways(split_of(value)))
         array = Array(value.local)
-        array.ways = self._ways(_axes(value.spec))
+        array.ways = self._ways(placement_of(value.spec))
         return array
 
     def _ways(self, split: Sequence[Sequence[str]]) -> int:
@@ -124,7 +125,7 @@ class _ValueReader:
                     out.elements = math.prod(value.local.shape)
                     out.bytes = out.elements * _itemsize(value.local)
                 elif value.spec is not None:  # it comes out of it
-                    out.ways = self._ways(_axes(value.spec))
+                    out.ways = self._ways(placement_of(value.spec))
                     routine.kept.append(out)
         return [array(value) for value in body.results]
 
@@ -189,10 +190,6 @@ class _ValueReader:
         return self._node(loop, ins, routine)
 
 
-def _axes(spec: Any) -> list[tuple[str, ...]]:
-    return [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
-
-
 def is_among_zeros(value: Array) -> bool:
     """Whether a value is a slice written into zeros."""
     maker = value.maker
@@ -206,3 +203,8 @@ def zeros_below(node: Node) -> list[Array]:
 
 def _is_constant(value: Array) -> bool:
     return value.maker is not None and not value.maker.ins
+
+
+def bytes_of(values: Iterable[Array]) -> int:
+    """The bytes of all of them."""
+    return sum(value.bytes for value in values)

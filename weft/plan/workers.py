@@ -29,7 +29,7 @@ class Workers:
 
     def __init__(self, do: Callable[[Any], Any], count: int | None = None):
         self.do = do
-        self.count = min(count or _cores(), _cores())
+        self.count = min(count or cores(), cores())
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Workers":
@@ -82,7 +82,8 @@ class Workers:
         self._pool = None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

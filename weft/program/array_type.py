@@ -42,12 +42,12 @@ class ArrayType:
     def text(self, axis: Callable[[str], str] = str, dtype: Callable[[Any], str] = short_dtype) -> str:
         """The type as it is printed; `axis` and `dtype` write those parts of it."""
 
-        def written(dim: ArrayDim) -> str:
+        def write(dim: ArrayDim) -> str:
             axes = "+".join(map(axis, dim.axes))
             return str(dim.size) if dim.name is None else f"{dim.name}/{axes}" if axes else dim.name
 
         runs = itertools.groupby(self.dims, lambda dim: dim.name is None)
-        parts = [("," if is_unnamed else " ").join(map(written, run)) for is_unnamed, run in runs]
+        parts = [("," if is_unnamed else " ").join(map(write, run)) for is_unnamed, run in runs]
         return f"{dtype(self.dtype)}[{' '.join(parts)}]"
 
     def __str__(self) -> str:

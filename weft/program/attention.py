@@ -76,7 +76,7 @@ def find_scores(reading: Reading, chip: Chip, fused: bool | None = None) -> dict
                 for inner in step.bodies:
                     _copy(step.operands[len(step.operands) - len(inner.inputs) :], inner.inputs, scores)
                     look(inner)
-                    if not step.eqn.params.get("cond_jaxpr"):
+                    if step.is_scan or step.is_branch:
                         _copy(inner.results, step.results, scores)
             elif step.op in least:
                 count, columns = least[step.op]

@@ -97,7 +97,7 @@ class HloInstruction:
         cut in two, for what made the operands.
         """
         weights: dict[Doer, float] = {}
-        for said, work in self._said():
+        for said, work in self._weigh_scopes():
             found = _doers(said, self.collective)
             for doer in found:
                 weights[doer] = weights.get(doer, 0.0) + work / len(found)
@@ -106,7 +106,7 @@ class HloInstruction:
             return dict.fromkeys(known, 1 / max(len(known), 1))
         return {doer: work / total for doer, work in known.items() if work}
 
-    def _said(self) -> Iterable[tuple[str, float]]:
+    def _weigh_scopes(self) -> Iterable[tuple[str, float]]:
         """The scopes that say what it works for, each with its weight."""
         if scoped := [part for part in self.parts if names_op(part.scopes)] or [self] * names_op(self.scopes):
             return [(part.scopes, part.work) for part in scoped]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..text import flops_text, size_text
+from ..text import Printed, flops_text, join_lines, placed_line, size_text
 from .ledger import Ledger
-from .lines import Line, Printed
+from .lines import Line
 
 if TYPE_CHECKING:
     from .trace import Program
@@ -29,7 +29,9 @@ class Change:
     @property
     def is_same(self) -> bool:
         """Whether both programs have the line, of the same type and running as often."""
-        return self.before is not None and self.after is not None and _compared(self.before) == _compared(self.after)
+        return (
+            self.before is not None and self.after is not None and _compare_by(self.before) == _compare_by(self.after)
+        )
 
     @property
     def kind(self) -> str:
@@ -37,17 +39,22 @@ class Change:
         return "removed" if self.after is None else "added" if self.before is None else "changed"
 
     def __str__(self) -> str:
+        return self.printed().text
+
+    def printed(self) -> Printed:
+        """The line of its text, with what it is."""
         if self.before is None or self.after is None:
             line, sign = (self.after, "+") if self.before is None else (self.before, "-")
             assert line is not None
-            return f"{sign} {_line_text(line)}"
+            return _print_line(line, self.kind).behind(f"{sign} ")
         if self.after.kind == "block":
-            return f"~ {self.before.text} -> {self.after.text}"
+            return Printed(f"~ {self.before.text} -> {self.after.text}", self.kind)
         if self.after.kind == "collective":
             said = f"{self.before.said} -> {self.after.said}"
-            return f"~ {self.after.type}  {said}  {self.after.source}  {self.after.reason}"
+            return placed_line(f"~ {self.after.type}  {said}  ", self.after.source, f"  {self.after.reason}", self.kind)
         name = f"{self.after.name} = " if self.after.name else ""
-        return f"~ {name}{self.after.text}  {self.before.type} -> {self.after.type}  {self.after.source}"
+        types = f"{self.before.type} -> {self.after.type}"
+        return placed_line(f"~ {name}{self.after.text}  {types}  ", self.after.source, kind=self.kind)
 
 
 class Diff:
@@ -69,7 +76,7 @@ class Diff:
         return iter(self.changes)
 
     def __str__(self) -> str:
-        return "\n".join(line.text for line in self.printed())
+        return join_lines(self.printed())
 
     def printed(self) -> list[Printed]:
         """The lines of its text, each with what it is."""
@@ -87,7 +94,7 @@ class Diff:
             if change.path != path:
                 path = change.path
                 lines.append(Printed(", ".join(path), "section"))
-            lines.append(Printed(f"  {change}", change.kind))
+            lines.append(change.printed().behind("  "))
         return lines
 
     def totals(self) -> list[str]:
@@ -105,13 +112,13 @@ def _sent_text(ledger: Ledger, axis: str) -> str:
     return size_text(sum(row.bytes * row.count for row in rows)) if rows else "nothing"
 
 
-def _line_text(line: Line) -> str:
+def _print_line(line: Line, kind: str) -> Printed:
     if line.kind == "collective":
-        return f"{line.type}  {line.said}  {line.source}  {line.reason}"
+        return placed_line(f"{line.type}  {line.said}  ", line.source, f"  {line.reason}", kind)
     if line.kind == "op":
         name = f"{line.name} = " if line.name else ""
-        return f"{name}{line.text}  {line.type}  {line.source}"
-    return line.text
+        return placed_line(f"{name}{line.text}  {line.type}  ", line.source, kind=kind)
+    return Printed(line.text, kind)
 
 
 def _match_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[Change]:
@@ -144,7 +151,7 @@ def _key(path: tuple[str, ...], line: Line) -> tuple[str, ...]:
     return (*path, line.kind, line.name, line.heading if line.kind == "block" else line.text)
 
 
-def _compared(line: Line) -> str:
+def _compare_by(line: Line) -> str:
     return line.type if line.kind == "op" else line.said
 
 

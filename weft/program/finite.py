@@ -209,7 +209,7 @@ class _Search:
         carry = origins[fixed : fixed + carried]
         stacked: list[_Origin] = [None] * (len(loop.results) - carried)
         turns = range(loop.turns or 0)
-        for turn in reversed(turns) if loop.eqn.params["reverse"] else turns:
+        for turn in reversed(turns) if loop.is_reversed else turns:
             sums, inner = jax.tree.map(lambda x: x[turn], note)  # noqa: B023
             pieces = [origin if _code(x) else None for origin, x in zip(origins[fixed + carried :], sums, strict=True)]
             inside = replace(around, turns=(*around.turns, (word, turn)))

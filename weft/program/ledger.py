@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cells import cell, coloured, folded, line, quiet, table
+from ..cells import cell, colour_axes, fold, line, quiet, table
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
 from ..layout import HOST
 from ..record import Axes, sent_as
-from ..text import columns, plural, size_text
+from ..text import Printed, column_starts, columns, join_lines, plural, size_text
 from .reading import Reading
 from .reasons import reason
-from .update import implied
+from .update import find_implied
 
 _TITLES = ("phase", "collective", "over", "carries", "bytes", "count", "total", "source", "reason")
 _RIGHT = (4, 5, 6)
@@ -96,7 +96,7 @@ class Ledger(Sequence[Row]):
         return self.rows[index]
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self.rows)} rows, {size_text(self.bytes())} in {plural(self.count(), 'call')})"
+        return f"Ledger({plural(len(self.rows), 'row')}, {size_text(self.bytes())} in {plural(self.count(), 'call')})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self.rows == other.rows
@@ -105,13 +105,13 @@ class Ledger(Sequence[Row]):
 
     def bytes(self, axis: str | None = None, phase: str | None = None) -> int:
         """Bytes of all calls, or of those over an axis (also with others) or in a phase."""
-        return sum(row.bytes * row.count for row in self._chosen(axis, phase))
+        return sum(row.bytes * row.count for row in self._choose(axis, phase))
 
     def count(self, axis: str | None = None, phase: str | None = None) -> int:
         """The number of all calls, of those over an axis, of those in a phase."""
-        return sum(row.count for row in self._chosen(axis, phase))
+        return sum(row.count for row in self._choose(axis, phase))
 
-    def _chosen(self, axis: str | None, phase: str | None) -> list[Row]:
+    def _choose(self, axis: str | None, phase: str | None) -> list[Row]:
         if axis is not None and self._axes and axis not in self._axes:
             raise LayoutError(f"the mesh has no axis `{axis}`", fix=closest(axis, self._axes))
         if phase is not None and phase not in PHASES:
@@ -127,10 +127,18 @@ class Ledger(Sequence[Row]):
 
     def table(self) -> str:
         """The rows as a table, with totals per axis."""
+        return join_lines(self.printed())
+
+    def printed(self) -> list[Printed]:
+        """The lines of `table`, each with what it is."""
         if not self.rows:
-            return "nothing is sent"
-        lines = columns([_TITLES, *(_cells(row) for row in self.rows)], right=_RIGHT)
-        return "\n".join([*lines, "", *self.totals()])
+            return [Printed("nothing is sent", "title")]
+        cells = [_TITLES, *(_cells(row) for row in self.rows)]
+        head, *lines = columns(cells, right=_RIGHT)
+        start = column_starts(cells)[_TITLES.index("source")]
+        places = [(start, start + len(row.source)) for row in self.rows]
+        rows = [Printed(line, place=place) for line, place in zip(lines, places, strict=True)]
+        return [Printed(head, "title"), *rows, Printed(""), *map(Printed, self.totals())]
 
     def totals(self) -> list[str]:
         """What goes over each axis, a line each, and notes on these figures."""
@@ -159,13 +167,13 @@ class Ledger(Sequence[Row]):
     def _repr_html_(self) -> str:
         axes = self._axes or list(dict.fromkeys(axis for row in self.rows for axis in row.axes))
         head = line(f"<b>Ledger</b>{quiet(plural(len(self.rows), 'row'))}")
-        totals = [line(f"over {coloured([axis], axes)}: {self.total(axis)}") for axis in axes]
+        totals = [line(f"over {colour_axes([axis], axes)}: {self.total(axis)}") for axis in axes]
         rows = []
         for row in self.rows:
             phase, collective, _, *more, source, reason = map(html.escape, _cells(row))
-            rows.append((phase, f"<b>{collective}</b>", coloured(row.axes, axes), *more, source, reason))
+            rows.append((phase, f"<b>{collective}</b>", colour_axes(row.axes, axes), *more, source, reason))
         notes = [line(quiet(note)) for note in (self.notes() if self.rows else ["nothing is sent"])]
-        shown = folded("collectives", table(_TITLES, rows, right=_RIGHT), is_open=len(rows) <= _FEW) if rows else ""
+        shown = fold("collectives", table(_TITLES, rows, right=_RIGHT), is_open=len(rows) <= _FEW) if rows else ""
         return cell(head, *totals, *notes, shown)
 
 
@@ -184,21 +192,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def carried(step: Step) -> tuple[Axes, list[Any]]:
-    """Over which axes a collective goes, and the types of the arrays it carries."""
-    params = step.eqn.params
-    axes = params["axes"] if "axes" in params else params["axis_name"]
-    var = step.eqn.outvars if step.collective == "all_gather" else step.eqn.invars
-    return tuple(map(str, axes if isinstance(axes, tuple) else (axes,))), [v.aval for v in var]
-
-
 def rows_of(reading: Reading, step: Step) -> list[Row]:
     """The rows of one equation: one if it is a collective of one array."""
     if step.is_global:
         return _rows_of_update(reading, step)
     if step.collective is None:
         return []
-    axes, avals = carried(step)
+    axes = step.axes
     ways = math.prod(reading.mesh.axes[axis] for axis in axes)
     if ways == 1:
         return []
@@ -219,7 +219,7 @@ def rows_of(reading: Reading, step: Step) -> list[Row]:
             ways=ways,
             is_each_turn=step.is_each_turn,
         )
-        for aval in avals
+        for aval in step.carried
     ]
 
 
@@ -241,7 +241,7 @@ def _rows_of_update(reading: Reading, step: Step) -> list[Row]:
             ways=math.prod(reading.mesh.axes[axis] for axis in sent.axes),
             is_each_turn=step.is_each_turn,
         )
-        for sent in implied(step.eqn, reading.mesh.axes)
+        for sent in find_implied(step.eqn, reading.mesh.axes)
     ]
 
 
@@ -269,10 +269,10 @@ def _dims(reading: Reading, step: Step, elements: int) -> tuple[str, ...]:
 def ledger_of(reading: Reading) -> Ledger:
     """The ledger of a program."""
 
-    def sent(tree: Tree) -> float:
-        return sum(row.bytes * row.count for step in steps(tree, sent) for row in rows_of(reading, step))
+    def count_sent(tree: Tree) -> float:
+        return sum(row.bytes * row.count for step in steps(tree, count_sent) for row in rows_of(reading, step))
 
-    rows = [row for step in steps(reading.graph, sent) for row in rows_of(reading, step)]
+    rows = [row for step in steps(reading.graph, count_sent) for row in rows_of(reading, step)]
     return Ledger(rows + unknown_rows(reading), list(reading.mesh.axes))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..text import size_text
+from ..text import Printed, list_once, placed_line, size_text
 from .array_type import ArrayType
 from .ledger import Row
 from .source import NOWHERE, Site
@@ -55,7 +55,7 @@ class Line:
     @property
     def type(self) -> str:
         """The types as they are printed, or the collective and its axes."""
-        return f">> {self.sent.title}" if self.sent is not None else ", ".join(map(str, self.types))
+        return f">> {self.sent.title}" if self.sent is not None else list_once(map(str, self.types))
 
     @property
     def heading(self) -> str:
@@ -179,20 +179,12 @@ def _repetition(lines: Sequence[Line], keys: Sequence[Any], at: int) -> tuple[in
     return best
 
 
-class Printed(NamedTuple):
-    """A line as it is printed, and what it is."""
-
-    text: str
-    kind: str = ""
-    """title, the kind of a `Line`, or removed or added; empty for other words"""
-
-
 def printed_lines(sections: Sequence[Line], *, lines: bool = True) -> list[Printed]:
     """The listing as it is printed; `lines=False`: functions for files and lines."""
     flat = list(_flat(sections, 0))
     rows = [_columns(line, lines) for _, line in flat if line.kind in ("op", "collective")]
     widths = [min(max((len(row[i]) for row in rows), default=0), most) for i, most in enumerate(_WIDEST)]
-    return [Printed(_line_text(depth, line, widths, lines).rstrip(), line.kind) for depth, line in flat]
+    return [_print_line(depth, line, widths, lines) for depth, line in flat]
 
 
 def _flat(lines: Sequence[Line], depth: int) -> Iterator[tuple[int, Line]]:
@@ -205,10 +197,12 @@ def _columns(line: Line, lines: bool) -> list[str]:
     return [line.name, line.type, line.said, line.source if lines else line.function]
 
 
-def _line_text(depth: int, line: Line, widths: Sequence[int], lines: bool) -> str:
+def _print_line(depth: int, line: Line, widths: Sequence[int], lines: bool) -> Printed:
     indent = "  " * depth
     if line.kind in ("section", "note"):
-        return indent + line.text
+        return Printed(indent + line.text, line.kind)
     if line.kind == "block":
-        return f"{indent}{line.text}  {line.source if lines else line.function}"
-    return indent + "  ".join([*map(str.ljust, _columns(line, lines), widths), line.reason])
+        return placed_line(f"{indent}{line.text}  ", line.source if lines else line.function, kind=line.kind)
+    *cells, place = _columns(line, lines)
+    before = indent + "".join(cell.ljust(width) + "  " for cell, width in zip(cells, widths, strict=False))
+    return placed_line(before, place, " " * (widths[-1] - len(place)) + f"  {line.reason}", line.kind)

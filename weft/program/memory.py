@@ -128,7 +128,7 @@ class Memory:
         results = {id(value) for value in self._course.body.results}
         alive = []
         for value, course in self._course.alive():
-            called = self._names.called(value, course)
+            called = self._names.describe(value, course)
             if course.around is None and value.maker is None:
                 kind = "argument"
             elif course.around is None and id(value) in results:
@@ -141,7 +141,7 @@ class Memory:
     @functools.cached_property
     def given(self) -> list[Alive]:
         """The arguments as one processor holds them, in the order of the inputs."""
-        called = [(value, self._names.called(value, self._course)) for value in self._course.body.inputs]
+        called = [(value, self._names.describe(value, self._course)) for value in self._course.body.inputs]
         return [Alive(name.name, name.type, value.bytes, "argument", name.phase, name.source) for value, name in called]
 
     @property

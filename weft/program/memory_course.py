@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..graph import Loop
-from ..primitives import FUSED, Role, batch_dims_of
+from ..primitives import FUSED, Role, batch_dims_of, is_rounding
 from .liveness import Buffer, Task, TaskOrder, is_mask
 
 
@@ -197,11 +197,11 @@ class Course:
         for task in self.body.tasks:
             if task.kind is Role.RANDOM or (task.kind in _OF_RANDOM_BITS and self._is_of_random_bits(task)):
                 self._drawn.add(id(task))
-        self._in_place = {id(value) for value in self._carried_on()}
+        self._in_place = {id(value) for value in self._find_carried()}
         for value in made:
             value.is_stored = self._needs_storage(value, id(value) in results)
 
-    def _carried_on(self) -> Iterator[Buffer]:
+    def _find_carried(self) -> Iterator[Buffer]:
         """What a turn carries on as it got it, with a slice written into it."""
         if self.around is None or not isinstance(loop := self.around[1].step, Loop) or not loop.is_scan:
             return
@@ -430,9 +430,21 @@ class Course:
 def _is_kept_wide(value: Buffer) -> bool:
     """Whether a TPU keeps a product in float32: narrow, widened wherever it is used.
 
-    It sums such a product in float32, and leaves out what rounds it only to widen it again (excess precision): logits.
+    It leaves out what rounds only to widen again: logits. Rounded again they stay narrow, if no sum of them is sent.
     """
-    if value.maker is None or value.maker.kind is not Role.PRODUCT or value.aval.dtype.itemsize != 2:
-        return False
+    is_product = value.maker is not None and value.maker.kind is Role.PRODUCT and value.aval.dtype.itemsize == 2
     casts = [use for use in value.uses if use.kind is Role.CAST and use.results[0].aval.dtype.itemsize == 4]
-    return len(casts) > 1 and all(use in casts or use.kind is Role.GATHER for use in value.uses)
+    is_widened = len(casts) > 1 and all(use in casts or use.kind is Role.GATHER for use in value.uses)
+    uses = [use for cast in casts for use in cast.results[0].uses]
+    stays_narrow = all(is_rounding(use.step.eqn) and not _is_sent_summed(use) for use in uses)
+    return is_product and is_widened and not stays_narrow
+
+
+def _is_sent_summed(task: Task) -> bool:
+    """Whether sums over what a task makes go to other processors."""
+    left = [sum_ for value in task.results for use in value.uses if use.kind is Role.REDUCTION for sum_ in use.results]
+    for one in left:  # which grows
+        if any(use.kind is Role.COLLECTIVE for use in one.uses):
+            return True
+        left += [v for use in one.uses if use.kind in FUSED for v in use.results if v.aval.size <= one.aval.size]
+    return False

@@ -45,7 +45,7 @@ class Names:
     def __init__(self, reading: Reading, given: Sequence[Input], region: Region):
         self.reading, self.given, self.region = reading, given, region
 
-    def called(self, value: Buffer, course: Course) -> Called:
+    def describe(self, value: Buffer, course: Course) -> Called:
         """The name, the placed type, the phase and the source of a value."""
         if value.maker is None:
             return self._input(value, course)
@@ -59,7 +59,7 @@ class Names:
             name, site = ("update", str(self.reading.update_site)) if is_update else (step.row.name, "")
             return Called(name, unnamed_type(value.aval), phase, site)
         if phase == "backward" and entry.traits.is_cast and work.operands[0].maker is not None:
-            called = self.called(work.operands[0], course)  # the gradient of what was cast is the cast gradient
+            called = self.describe(work.operands[0], course)  # the gradient of what was cast is the cast gradient
             return replace(called, type=replace(called.type, dtype=value.aval.dtype))
         name, placed = self._match_tensor(value, entry, step.operand, phase)
         type_ = placed_type(placed) if placed else unnamed_type(value.aval)
@@ -113,7 +113,7 @@ class Names:
             return self._argument(value)
         if (found := course.outside(value.index)) is None:
             return Called("carried", plain, self.phase(course.around[1]))
-        called = self.called(*found)
+        called = self.describe(*found)
         if found[0].aval.ndim == value.aval.ndim + 1:  # one turn's slice of it
             dims = called.type.dims
             has_more = len(dims) > 1 and dims[0].name is not None
@@ -137,7 +137,7 @@ class Names:
         inner = course.inner(work)
         body = inner.body
         offset = len(body.results) - len(work.results)
-        called = self.called(body.results[index + offset], inner)
+        called = self.describe(body.results[index + offset], inner)
         loop = work.step
         if isinstance(loop, Loop) and loop.turns is not None and index >= loop.parts[1]:
             entry = self.reading.entry(loop.op)

@@ -77,8 +77,7 @@ def _step(step: Step, args: Sequence[Any], note: Note, path: Path) -> tuple[Sequ
     elif step.kind is Role.AXIS_INDEX:
         results = [jnp.zeros((), "int32")]
     else:
-        bound = step.eqn.primitive.bind(*args, **step.eqn.params)
-        results = list(bound) if step.eqn.primitive.multiple_results else [bound]
+        results = step.run(args)
     return results, None if step.kind in MOVES else note(path, args, results)
 
 
@@ -90,7 +89,7 @@ def _run_scan(loop: Loop, args: Sequence[Any], note: Note, path: Path) -> tuple[
         results, notes = _run(body, [*args[:fixed], *carry, *pieces], note, path)
         return results[:carried], (results[carried:], (note(path, (), pieces), notes))
 
-    how = {name: loop.eqn.params[name] for name in ("length", "reverse")}
+    how: dict[str, Any] = {"length": loop.turns, "reverse": loop.is_reversed}
     last, (stacked, notes) = lax.scan(turn, list(args[fixed : fixed + carried]), list(args[fixed + carried :]), **how)
     return [*last, *stacked], notes
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..graph import Body, Step, graph, steps
 from ..mesh import Mesh
+from ..primitives import Role, groups_of_product
 from ..record import ArgumentName, Entry, Placed, Record
 from ..spmd import Traced
 from .source import NOWHERE, Site, Sources
@@ -33,6 +34,13 @@ class Reading:
 
     def entry(self, op: int | None) -> Entry | None:
         return None if op is None else self.entries[op]
+
+    def sharing(self, step: Step) -> int:
+        """On one in how many rows of a product a processor works, if routing is even."""
+        entry = self.entry(step.op)
+        if entry is None or not entry.sharing:
+            return 1
+        return entry.sharing if groups_of_product(step.eqn) or step.row.kind is Role.KERNEL else 1
 
     def site(self, entry: Entry | None) -> Site:
         return NOWHERE if entry is None else self._sources.site(entry.code, entry.at)

@@ -5,11 +5,11 @@ needs it, which is whole where others are split; and from what the op says of it
 gradient's collective has the reason of what it is the gradient of.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..graph import Step
-from ..record import SUMS, Axes, Entry, Placed, summed_over
-from ..text import size_text
+from ..record import SUMS, Axes, Entry, Placed, axes_of_sum
+from ..text import and_text, size_text
 from .reading import Reading
 
 _REDUCES = ("all_reduce", "reduce_scatter")
@@ -21,7 +21,7 @@ def reason(reading: Reading, step: Step, axes: Axes) -> str:
     entry = reading.entry(step.op)
     if entry is None:
         return ""
-    if whole := summed_over(step.scopes):  # one step of a sum by levels, whose reason it has
+    if whole := axes_of_sum(step.scopes):  # one step of a sum by levels, whose reason it has
         why = _why(reading, entry, step, "all_reduce", whole)
         return f"{why}: {_STEPS.get(step.collective or '', 'scattered')} over {_plus(axes)}"
     why = _why(reading, entry, step, step.collective, axes)
@@ -42,7 +42,7 @@ def _why(reading: Reading, entry: Entry, step: Step, collective: str | None, axe
         name = reading.operand_name(entry.id, step.operand) or f"operand {step.operand + 1}"
         return _of_operand(reading, entry, placed, name, step.phase, collective, axes)
     if entry.is_block:
-        return entry.traits.reason_else.format(axes=over, over=_and(entry.over))
+        return entry.traits.reason_else.format(axes=over, over=and_text(entry.over))
     if entry.stays_stored and (stored := next((p for p in entry.operands if p is not None and p.store), None)):
         return f"because {_is(_dims_over(stored, axes))} stored split over {over} ({_rules(stored, axes)})"
     op = _Op(entry, axes)
@@ -67,14 +67,16 @@ def _of_operand(
         if phase == "backward":
             return f"{stored}: each keeps its slice of the sum"
         return f"{stored}, and the gradient needs it again" if phase == "recompute" else stored
-    needs = f"because {name} has {_and(_dims_over(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+    needs = (
+        f"because {name} has {and_text(_dims_over(placed, axes))} split over {over}, and {entry.op} needs it otherwise"
+    )
     if phase == "backward" and collective == "permute":
         return f"{needs}: the parts of its gradient are summed"
     if phase == "backward":
         wanted = [dim.name for dim in placed.dims if set(axes) & set(entry.dims.get(dim.name, ()))]
         if not wanted:
             return f"{needs}: its gradient goes the same way back"
-        return f"because {name} came whole to slices along {_and(wanted)}, and so must its gradient leave"
+        return f"because {name} came whole to slices along {and_text(wanted)}, and so must its gradient leave"
     return needs
 
 
@@ -109,34 +111,34 @@ class _Op:
     def forward(self, collective: str | None) -> str:
         entry, over = self.entry, self.over
         if collective == "all_to_all" and entry.traits.reason_exchange:
-            return self._filled(entry.traits.reason_exchange, self.moved)
+            return self._fill(entry.traits.reason_exchange, self.moved)
         if collective == "all_to_all" and self.is_back:
-            return f"because {entry.op} needs {_and(self.split)} whole, split over {over}"
+            return f"because {entry.op} needs {and_text(self.split)} whole, split over {over}"
         if collective == "all_to_all":
-            return f"because {over} goes from {_and(self.split)} to {self._targets()}"
+            return f"because {over} goes from {and_text(self.split)} to {self._targets()}"
         if collective in ("all_gather", "permute") and entry.renamed:
             return f"because {_is(self.moved)} split over {over} and {self._otherwise()}"
         if self.along:
-            why = self._filled(entry.traits.reason_along, self.along)
+            why = self._fill(entry.traits.reason_along, self.along)
             is_scattered = collective == "reduce_scatter" and entry.traits.reason_along == SUMS
-            return f"{why}, where {_and(self.arrived)} of the result lies" if is_scattered else why
+            return f"{why}, where {and_text(self.arrived)} of the result lies" if is_scattered else why
         if self.lost and collective in _REDUCES:
-            return self._filled(SUMS, self.lost)
+            return self._fill(SUMS, self.lost)
         if entry.traits.reason_else:
-            return self._filled(entry.traits.reason_else, [])
+            return self._fill(entry.traits.reason_else, [])
         if self.split and collective == "all_gather":
             return f"because {_is(self.moved)} split over {over}, where the result is whole"
         return f"because of equal copies along {over} the first is taken for all"
 
-    def _filled(self, reason: str, along: list[str]) -> str:
-        return reason.format(op=self.entry.op, axes=self.over, along=_and(along), along_is=_is(along))
+    def _fill(self, reason: str, along: list[str]) -> str:
+        return reason.format(op=self.entry.op, axes=self.over, along=and_text(along), along_is=_is(along))
 
     def gradient(self, collective: str | None) -> str:
         op, over = self.entry.op, self.over
         if collective == "all_to_all" and self.entry.traits.reason_exchange:
-            return f"{self._filled(self.entry.traits.reason_exchange, self.moved)}: the gradient goes back"
+            return f"{self._fill(self.entry.traits.reason_exchange, self.moved)}: the gradient goes back"
         if collective == "all_to_all" and not self.is_back:
-            return f"because {over} goes back from {self._targets()} to {_and(self.split)}"
+            return f"because {over} goes back from {self._targets()} to {and_text(self.split)}"
         if collective == "all_gather":
             return f"because {_is(self.arrived or self.split)} split over {over}, and the gradient is needed whole"
         if collective == "reduce_scatter" and self.entry.renamed:
@@ -149,13 +151,13 @@ class _Op:
         return f"because the result of {op} is the same on all of {over}, used with data split there"
 
     def _goes_over(self) -> str:
-        along = _and(self.along or self.split)
+        along = and_text(self.along or self.split)
         return f"because the gradient of {self.entry.op} goes over {along}, split over {self.over}"
 
     def _targets(self) -> str:
         """The dims the axes go to, by the names they had."""
         old = {new: dim for dim, new in self.entry.renamed.items()}
-        return _and(f"{old[dim]} (now {dim})" if dim in old else dim for dim in self.arrived)
+        return and_text(f"{old[dim]} (now {dim})" if dim in old else dim for dim in self.arrived)
 
     def _otherwise(self) -> str:
         """How the dims that are split here are sharded in the result."""
@@ -164,17 +166,12 @@ class _Op:
             new = self._new(dim)
             held = self.held_after.get(new, ())
             words.append(f"{new} lies over {_plus(held)}" if held else f"{new} is whole")
-        return _and(words)
+        return and_text(words)
 
 
 def _plus(axes: Axes) -> str:
     return "+".join(axes)
 
 
-def _and(words: Iterable[str]) -> str:
-    *first, last = [*words] or [""]
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def _is(words: Sequence[str]) -> str:
-    return f"{_and(words)} {'are' if len(words) > 1 else 'is'}"
+    return f"{and_text(words)} {'are' if len(words) > 1 else 'is'}"

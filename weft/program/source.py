@@ -64,7 +64,7 @@ class Sources:
 
     def _file(self, filename: str) -> "_File":
         if filename not in self._files:
-            self._files[filename] = _parsed("".join(linecache.getlines(filename)))
+            self._files[filename] = _parse("".join(linecache.getlines(filename)))
         return self._files[filename]
 
     def _site(self, code: CodeType, at: int) -> Site:
@@ -77,10 +77,8 @@ class Sources:
             return Site(file, position[0], function)
         here = self._ops.get((code.co_filename, position), {})
         writer = _Writer(lambda inner: (code.co_filename, _place(inner)) in self._ops, here)
-        called, text, arguments = writer.written(node)
-        return Site(
-            file, position[0], function, writer.targets(node), called, _shortened(text, _LONGEST_TEXT), arguments
-        )
+        called, text, arguments = writer.write(node)
+        return Site(file, position[0], function, writer.targets(node), called, _shorten(text, _LONGEST_TEXT), arguments)
 
 
 def shown_path(filename: str) -> str:
@@ -137,7 +135,7 @@ class _File:
 
 
 @functools.lru_cache(maxsize=200)
-def _parsed(text: str) -> _File:
+def _parse(text: str) -> _File:
     return _File(text)
 
 
@@ -167,15 +165,15 @@ class _Writer:
     def __init__(self, is_op: Callable[[Any], bool], ops: Mapping[str, Traits]):
         self.is_op, self.ops = is_op, ops
 
-    def written(self, node: Any) -> tuple[str, str, tuple[str, ...]]:
+    def write(self, node: Any) -> tuple[str, str, tuple[str, ...]]:
         """The function or operator, the text of the whole, and that of each operand."""
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.BinOp | ast.AugAssign):
             pair = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
-            return self._signed(_SIGNS[type(node.op)], *pair)
+            return self._write_sign(_SIGNS[type(node.op)], *pair)
         if isinstance(node, ast.Compare):
-            return self._signed(_SIGNS.get(type(node.ops[0]), "?"), node.left, node.comparators[0])
+            return self._write_sign(_SIGNS.get(type(node.ops[0]), "?"), node.left, node.comparators[0])
         if isinstance(node, ast.UnaryOp):
             inner, sign = self.argument(node.operand), _SIGNS[type(node.op)]
             return sign, f"{sign}{inner}", (inner,)
@@ -190,11 +188,11 @@ class _Writer:
             owner = self.argument(node.func.value)
             return called, f"{owner}.{called}({', '.join(inside)})", (owner,)
         if traits.sign and len(node.args) == 2:
-            return self._signed(traits.sign, *node.args)
+            return self._write_sign(traits.sign, *node.args)
         operands = tuple(self.argument(item) for item in _flat(node.args[traits.arguments_before :]))
         return called, f"{called}({', '.join(inside)})", operands
 
-    def _signed(self, sign: str, left: Any, right: Any) -> tuple[str, str, tuple[str, ...]]:
+    def _write_sign(self, sign: str, left: Any, right: Any) -> tuple[str, str, tuple[str, ...]]:
         pair = self._in_brackets(left), self._in_brackets(right)
         return sign, f"{pair[0]} {sign} {pair[1]}", pair
 
@@ -207,7 +205,7 @@ class _Writer:
     def argument(self, node: Any) -> str:
         if any(self.is_op(inner) for inner in ast.walk(node) if hasattr(inner, "lineno")):
             return "..."
-        return _shortened(ast.unparse(node), _LONGEST_ARGUMENT)
+        return _shorten(ast.unparse(node), _LONGEST_ARGUMENT)
 
     def targets(self, node: Any) -> tuple[str, ...]:
         """The variables an expression's value is assigned to as it stands, if any."""
@@ -233,5 +231,5 @@ def _names(target: Any) -> tuple[str, ...]:
     return tuple(ast.unparse(part) for part in parts)
 
 
-def _shortened(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..compat import reading_profile
 from ..errors import WeftError
 from ..notebook import import_drawer
 from .compiled import CompiledProgram, HloInstruction, read_programs
@@ -71,7 +72,7 @@ class StepTimes:
         for timeline in timelines:
             self._add(timeline, taken, idle, 1 / len(timelines))
         self.seconds, self.idle_within, self.idle_between = idle
-        self.taken = [self._taken(key, total) for key, total in taken.items()]
+        self.taken = [self._take(key, total) for key, total in taken.items()]
 
     def _find_main(self, events: Iterable[_Event]) -> CompiledProgram:
         """Of the programs with ops of Weft's the one that took longest."""
@@ -142,7 +143,7 @@ class StepTimes:
     def _instruction(self, program: str, name: str) -> HloInstruction | None:
         return self.programs[program].instructions.get(name) if program in self.programs else None
 
-    def _taken(self, key: tuple[str, str], total: "_Sum") -> Taken:
+    def _take(self, key: tuple[str, str], total: "_Sum") -> Taken:
         return Taken(*key, total.seconds, total.hidden, total.count, self._instruction(*key))
 
 
@@ -200,12 +201,13 @@ def read_step_times(folder: Path | str) -> StepTimes:
         found, profile = _read(file)
         programs |= {program.key: program for program in found}
         names = {name for program in found for name in program.instructions}
-        for plane in profile.planes:
-            if plane.name.startswith(_GPU):
-                is_shared = False
-                events += _events_of_gpu(plane, number * _MOST + int(plane.name.removeprefix(_GPU)))
-            elif plane.name == _HOST:
-                events += _events_of_host(plane, number * _MOST, names)
+        with reading_profile():
+            for plane in profile.planes:
+                if plane.name.startswith(_GPU):
+                    is_shared = False
+                    events += _events_of_gpu(plane, number * _MOST + int(plane.name.removeprefix(_GPU)))
+                elif plane.name == _HOST:
+                    events += _events_of_host(plane, number * _MOST, names)
     events.sort(key=lambda event: event.begin)
     if not is_shared:
         events = _name_launched([event for event in events if event.kernel], programs)

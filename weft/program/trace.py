@@ -13,11 +13,11 @@ from ..mesh import Mesh, MeshLike
 from ..notebook import Page, page_of
 from ..record import Placed, Record, recording
 from ..spmd import Input, Traced, bind
-from ..text import flops_text, layout_text
+from ..text import Printed, flops_text, join_lines, layout_text, plural
 from .attention import explain_attention, find_scores
 from .diff import Diff
 from .ledger import Ledger, ledger_of
-from .lines import Line, Printed, printed_lines
+from .lines import Line, printed_lines
 from .listing import listing
 from .memory import Memory
 from .memory_names import Names
@@ -71,7 +71,7 @@ class Program:
 
     def text(self, *, lines: bool = True) -> str:
         """The printed program; with `lines=False` functions in place of line numbers."""
-        return "\n".join(line.text for line in self.printed(lines=lines))
+        return join_lines(self.printed(lines=lines))
 
     def printed(self, *, lines: bool = True) -> list[Printed]:
         """The lines of `text`, each with what it is."""
@@ -197,7 +197,9 @@ class Program:
         return json.dumps(self.to_dict(), indent=1)
 
     def __repr__(self) -> str:
-        return f"Program(mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, {len(self.ledger)} collectives)"
+        return (
+            f"Program(mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, {plural(len(self.ledger), 'collective')})"
+        )
 
 
 @public

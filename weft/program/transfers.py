@@ -63,10 +63,10 @@ def _reason(step: Step) -> str:
 def read_transfers(reading: Reading) -> Ledger:
     """All transfers of a program, in its order."""
 
-    def moved(tree: Tree) -> float:
-        return sum(row.bytes * row.count for step in steps(tree, moved) for row in transfers_of(reading, step))
+    def count_moved(tree: Tree) -> float:
+        return sum(row.bytes * row.count for step in steps(tree, count_moved) for row in transfers_of(reading, step))
 
-    return Ledger([row for step in steps(reading.graph, moved) for row in transfers_of(reading, step)], [HOST])
+    return Ledger([row for step in steps(reading.graph, count_moved) for row in transfers_of(reading, step)], [HOST])
 
 
 def transfers_text(transfers: Ledger) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from ..layout import Axes
-from ..primitives import ELEMENTWISE, Role, row_of
+from ..layout import Axes, placement_of
+from ..primitives import ELEMENTWISE, Role, reduced_dims, row_of
+from ..text import and_text
 
 Split = tuple[Axes, ...]  # for each dim of a global array the mesh axes it is split over
 
@@ -36,7 +37,7 @@ _LOCAL = ELEMENTWISE | {Role.VIEW, Role.BITCAST, Role.TRANSPOSE, Role.BROADCAST}
 _LOCAL_ALONG_WHOLE_DIMS = frozenset({Role.RESHAPE, Role.SLICE, Role.CONCATENATE})
 
 
-def implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
+def find_implied(eqn: Any, mesh_axes: dict[str, int]) -> list[Implied]:
     """Collectives XLA adds for an equation on sharded arrays, not for ones inside it."""
     if any(is_untyped(var.aval) for var in (*eqn.invars, *eqn.outvars)):
         return []  # XLA decides how it lies: nothing is known
@@ -62,8 +63,7 @@ def is_untyped(aval: Any) -> bool:
 
 def split_of(var: Any) -> Split:
     """Over which axes each dim of a global value is split, by its type."""
-    spec = getattr(getattr(var.aval, "sharding", None), "spec", ())
-    return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in spec)
+    return placement_of(getattr(getattr(var.aval, "sharding", None), "spec", ()))
 
 
 def _local_bytes(aval: Any, split: Split, mesh_axes: dict[str, int]) -> int:
@@ -75,10 +75,14 @@ def _of_reduction(eqn: Any, does: str, mesh_axes: dict[str, int]) -> list[Implie
     """A reduction over sharded dims: an all-reduce of the local result for each."""
     aval = eqn.outvars[0].aval
     size = _local_bytes(aval, split_of(eqn.outvars[0]), mesh_axes)
-    over = [axes for dim, axes in enumerate(split_of(eqn.invars[0])) if axes and dim in eqn.params["axes"]]
+    over = [axes for dim, axes in enumerate(split_of(eqn.invars[0])) if axes and dim in reduced_dims(eqn)]
     return [
         Implied(
-            "all_reduce", axes, str(aval.dtype), size, f"because the update {does} over a dim split over {_and(axes)}"
+            "all_reduce",
+            axes,
+            str(aval.dtype),
+            size,
+            f"because the update {does} over a dim split over {and_text(axes)}",
         )
         for axes in over
     ]
@@ -115,9 +119,5 @@ def _slices(var: Any) -> list[tuple[int, Axes]]:
 def _guess(eqn: Any, var: Any, mesh_axes: dict[str, int]) -> Implied:
     """The most that XLA may send for an operand: all of it, gathered."""
     axes = tuple(itertools.chain(*split_of(var)))
-    reason = f"because the update's `{row_of(eqn).name}` meets a dim split over {_and(axes)} (a guess)"
+    reason = f"because the update's `{row_of(eqn).name}` meets a dim split over {and_text(axes)} (a guess)"
     return Implied("all_gather", axes, str(var.aval.dtype), _local_bytes(var.aval, (), mesh_axes), reason, exact=False)
-
-
-def _and(axes: Axes) -> str:
-    return " and ".join(axes)

@@ -2,7 +2,8 @@
 
 Counted on the local shapes of the traced program, loops, gradients and recomputation included. An op none of whose
 dims is split over an axis does the same on all processors along it: that work is duplicated. What a pipeline's stages
-do while it fills and empties (its bubble) is of no use to anyone.
+do while it fills and empties (its bubble) is of no use to anyone. Of dropless experts a processor has the rows that it
+gets if routing is even.
 """
 
 import math
@@ -37,12 +38,12 @@ class Work:
         self._lines: dict[tuple[tuple[str, ...], str], set[str]] = defaultdict(set)
 
         def measure(tree: Tree) -> float:
-            return sum(_flops(step, reading.mesh.axes) * step.count for step in steps(tree, measure))
+            return sum(self._flops(step) * step.count for step in steps(tree, measure))
 
         for step in steps(reading.graph, measure):
             if step.is_global and not reading.update_known:
                 continue
-            if flops := _flops(step, reading.mesh.axes) * step.count:
+            if flops := self._flops(step) * step.count:
                 self.total += flops
                 self.recomputed += flops if step.phase == "recompute" else 0
                 idle = self._idle(step, flops)
@@ -51,6 +52,13 @@ class Work:
         self.useful: float = (
             useful // reading.mesh.size if useful % reading.mesh.size == 0 else useful / reading.mesh.size
         )
+
+    def _flops(self, step: Step) -> int:
+        """The FLOPs of one turn of a step on one processor."""
+        flops = step.flops
+        if flops and step.is_global:
+            return flops // _split_ways(step.eqn, self._reading.mesh.axes)
+        return flops // self._reading.sharing(step) if flops else 0
 
     def _idle(self, step: Step, flops: int) -> int:
         """Those FLOPs of a step that are done in the bubble of a pipeline around it."""
@@ -112,12 +120,6 @@ class Work:
                 f"`{name}`" if is_all else f"`{name}` at {', '.join(lines[:3])}{' ...' if len(lines) > 3 else ''}"
             )
         return ", ".join(names) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
-
-
-def _flops(step: Step, mesh_axes: dict[str, int]) -> int:
-    """The FLOPs of one turn of a step on one processor."""
-    flops = step.flops
-    return flops // _split_ways(step.eqn, mesh_axes) if flops and step.is_global else flops
 
 
 def _split_ways(eqn: Any, mesh_axes: dict[str, int]) -> int:

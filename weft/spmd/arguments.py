@@ -15,11 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..checks import is_whole
 from ..dims import Shape
+from ..dtypes import need_room
 from ..errors import RegionError, TensorError
 from ..layout import Region, spec
 from ..leaves import is_array, is_data, is_number, unnamed_error
 from ..record import ArgumentName
-from ..tensor import Kind, check_not_donated, is_tensor, make, need_room, with_marks
+from ..tensor import Kind, check_not_donated, is_tensor, make, with_marks
 from .bound import Input, path_words, says_enough
 from .partition import need_hash
 from .place import sharding_of

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..compat import is_on_host
+from ..compat import is_on_host, is_refusal_of
 from ..errors import RegionError, TensorError, fold_frames
 from ..layout import Layout, Region, open_region, tracing_in
 from ..lower.move import relocate, result
 from ..mesh import Mesh
-from ..tensor import Kind, check_tensor, is_tensor, placement
+from ..tensor import Kind, Tensor, check_tensor, is_tensor, placement
 from .arguments import Call, check_usable, is_plain_value, read_call, wrap_statics
 from .bound import Bound, Input, Traced
 from .leaving import Leaving
@@ -64,7 +64,7 @@ class SpmdFunction(Bound):
             return self._inline(args, kwargs)
         call = compiled.call
         if has_tracers(arrays):
-            return compiled.part.inside(*call.part(arrays))
+            return compiled.part(*call.part(arrays))
         if compiled.shardings is None:
             check_values(arrays)
             compiled.shardings = self._shardings(call, self.mesh.jax_mesh())
@@ -202,7 +202,7 @@ def _call(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
             raise TensorError(
                 f"the function could not be called: {error}", fix="give it the arguments it takes"
             ) from None
-        if "weft.tensor.Tensor" not in str(error):
+        if not is_refusal_of(error, Tensor):
             raise
         raise TensorError(
             f"a plain JAX function was called on a tensor; it would not see the names ({str(error).splitlines()[0]})",

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import jax
 
-from ..compat import without_dead_code
 from ..dims import Shape
 from ..errors import LayoutError, WeftWarning, user_stacklevel
-from ..graph import map_equations
+from ..graph import map_equations, prune
 from ..layout import Layout
 from ..mesh import Mesh
 from .guard import check_slices
@@ -47,7 +46,7 @@ class Traced:
         """`fn` traced, less what no result needs: jit leaves that out before it compiles."""
         closed = jax.make_jaxpr(fn)(*args)
         check_slices(closed, state)
-        return cls(map_equations(closed, _prune), closed)
+        return cls(map_equations(closed, prune), closed)
 
 
 class Bound(Protocol):
@@ -88,16 +87,6 @@ class Bound(Protocol):
         ...
 
 
-def _prune(eqn: Any) -> Any:
-    """A region, or an update, less its dead code: what none of its results needs."""
-    inner = eqn.params.get("jaxpr")
-    if inner is None:
-        return eqn
-    body = getattr(inner, "jaxpr", inner)
-    body = without_dead_code(body)
-    return eqn.replace(params={**eqn.params, "jaxpr": inner.replace(jaxpr=body) if hasattr(inner, "jaxpr") else body})
-
-
 def path_words(path: Sequence[Any]) -> tuple[tuple[str, ...], str]:
     """The keys of a leaf's path, and how it is written: `.layers.q`, `[0].bias`."""
     words = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
@@ -125,4 +114,4 @@ def check_axes_used(mesh: Mesh, layout: Layout, strict: bool) -> None:
     )
     if strict:
         raise error
-    warnings.warn(str(error), WeftWarning, stacklevel=user_stacklevel())
+    warnings.warn(WeftWarning(error), stacklevel=user_stacklevel())

@@ -33,7 +33,7 @@ def cache_on(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
     kept = fn.__dict__.get(_NAME)
     if kept is None or kept.owner is not fn:  # functools.wraps copies what it finds
         kept = fn.__dict__[_NAME] = _Cache(fn)
-    named = list(_named(fn, set()))
+    named = list(_list_named(fn, set()))
     if key in kept.made:
         before, made = kept.made[key]
         if len(before) == len(named) and all(a is b for a, b in zip(before, named, strict=True)):
@@ -43,7 +43,7 @@ def cache_on(fn: Callable[..., Any], key: Any, make: Callable[[], T]) -> T:
     return made
 
 
-def _named(fn: FunctionType, seen: set[int]) -> Iterator[Any]:
+def _list_named(fn: FunctionType, seen: set[int]) -> Iterator[Any]:
     """All that a function, and the user's in it, name and do not bind themselves."""
     seen.add(id(fn))
     yield fn.__code__
@@ -55,7 +55,7 @@ def _named(fn: FunctionType, seen: set[int]) -> Iterator[Any]:
     for value in values:
         yield value
         if type(value) is FunctionType and id(value) not in seen and is_users(value.__code__.co_filename):
-            yield from _named(value, seen)
+            yield from _list_named(value, seen)
 
 
 def _content(cell: CellType) -> Any:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from ..checks import is_whole, need_function
+from ..compat import is_gradient_of_while
 from ..dtypes import DTypeLike
 from ..errors import TensorError, WeftError, fold_frames, public
 from ..layout import axes_in, open_region
-from ..leaves import array_of, is_trained, unnamed_error
+from ..leaves import array_of, cure_of_no_floats, is_trained, unnamed_error
 from ..lower.collectives import all_reduce, as_varying
 from ..lower.meet import bring, common_region, with_layout
 from ..lower.move import result
@@ -54,9 +55,8 @@ def value_and_grad(
         leaves, structure = jax.tree.flatten(trees, is_leaf=is_tensor)
         picked = [i for i, leaf in enumerate(leaves) if is_trained(leaf)]
         if not picked:
-            raise TensorError(
-                "there is no float tensor to differentiate", fix="check `argnums`, and name arrays by wf.tensor"
-            )
+            fix = cure_of_no_floats(trees, "check `argnums`, and name arrays by wf.tensor")
+            raise TensorError("there is no float tensor to differentiate", fix=fix)
         starts = [_prepare(leaves[i], sums) for i in picked]
 
         def scalar(arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -105,7 +105,7 @@ def _differentiate(scalar: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     try:
         return jax.value_and_grad(scalar, has_aux=True)(arrays)
     except ValueError as error:
-        if "while_loop" not in str(error) or isinstance(error, WeftError):
+        if not is_gradient_of_while(error) or isinstance(error, WeftError):
             raise
         raise TensorError(
             "a gradient was asked for through a while_loop, which keeps nothing of its turns",

@@ -2,9 +2,9 @@
 
 A tensor is a pytree, so inside a region `jax.tree.map(jax.nn.softmax, x)` or an Optax transformation reaches its
 slice. What works on each value alone is right on slices too; a sum, a sort or a product would be that of one slice,
-and numbers by place (`jnp.arange`, `jax.random`) would begin anew on each. The traced region is read once, before
-it is compiled, for such work on slices outside every op of Weft. Who asks for a slice by `.local_array`, or sends by
-hand, knows of slices, and is let be.
+and numbers by place (`jnp.arange`, `jax.random`) would begin anew on each; a `psum` adds up what is summed already, or
+columns that are not of one sum. The traced region is read once, before it is compiled, for such work on slices outside
+every op of Weft. Who asks for a slice, by `.local_array` or `wf.local`, knows of slices, and is let be.
 """
 
 import os
@@ -29,7 +29,7 @@ def check_slices(closed: Any, state: str) -> None:
             (region,), visit.bodies = visit.bodies, []
             check = _Check()
             check.read(region)
-            if check.offence and not check.sends:
+            if check.offence:
                 raise _error(*check.offence, state)
 
 
@@ -39,7 +39,6 @@ class _Check:
     def __init__(self) -> None:
         self.offence: tuple[str, str] | None = None
         """What it does, and where."""
-        self.sends = False
         self.uniform: set[Any] = set()
         """Arrays whose numbers are all the same, so that their slices are too."""
         self.asked: set[Any] = set()
@@ -56,7 +55,6 @@ class _Check:
                 self.asked.update(visit.eqn.outvars)
                 visit.bodies = []
             elif not visit.bodies and (work := self._work_on_slices(visit.eqn)) and (line := _foreign_line(visit)):
-                self.sends = self.sends or kind_of(visit.eqn) is Role.COLLECTIVE
                 self.offence = self.offence or (work, line)
 
     def _work_on_slices(self, eqn: Any) -> str:
@@ -64,7 +62,7 @@ class _Check:
         row = row_of(eqn)
         arrays = [x for x in eqn.invars if not isinstance(x, Literal) and x.aval.shape]
         if row.kind is Role.COLLECTIVE:
-            return "sends"
+            return f"sends slices between processors (`{row.name}`)"
         if row.kind is Role.VARY:
             if any(x not in self.uniform for x in arrays):
                 return "brings an array that is the same on every processor to slices"
@@ -93,6 +91,6 @@ def _error(work: str, line: str, state: str) -> TensorError:
         f"a plain JAX function {work} behind the names: its result would depend on the layout",
         state=state,
         at=line,
-        fix="use the wf function of that name, `wf.local(fn, x, out=..., whole=...)`, or for an optimizer "
-        "`wf.train_step`, whose update sees whole arrays",
+        fix="use the wf function of that name (`wf.sum` and `wf.grad` have sent what is to be sent), "
+        "`wf.local(fn, x, out=..., whole=...)`, or for an optimizer `wf.train_step`, whose update sees whole arrays",
     )

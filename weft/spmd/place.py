@@ -5,16 +5,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..compat import PINNED, has_host_memory
 from ..dims import Shape
-from ..dtypes import is_key
+from ..dtypes import is_key, need_room
 from ..errors import RegionError, public
 from ..layout import Axes, LayoutLike, Region, as_layout, spec
 from ..leaves import is_array
 from ..mesh import MeshLike, as_mesh
-from ..tensor import Tensor, check_not_donated, check_tensor, is_tensor, make, need_room
+from ..tensor import Tensor, check_not_donated, check_tensor, is_tensor, make
 
 
 @public
@@ -54,6 +54,13 @@ def sharding_of(dims: Shape, store: str | None, region: Region, mesh: Any = None
     return NamedSharding(
         mesh, spec(region.placement(dims, store)), memory_kind=memory_kind(region.is_on_host(dims, store), mesh)
     )
+
+
+def sharding_as_stored(x: Tensor, region: Region | None) -> Sharding:
+    """The sharding of a tensor as a layout stores it, or on the first device."""
+    if region is None:
+        return SingleDeviceSharding(jax.devices()[0])
+    return sharding_of(x.dims, x.kind.store, region)
 
 
 def memory_kind(is_on_host: bool, mesh: Any) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ..compat import is_of_deleted_array
 from ..mesh import Mesh
 from ..ops.debug import failures
 from .compiling import compiler_options
@@ -42,24 +43,23 @@ class Jitted:
         return jax.jit(self.run, donate_argnums=self.donate, compiler_options=compiler_options(self.mesh))
 
     def __call__(self, *args: Any) -> Any:
-        """The result as a tree; once it has run, failed checks (`wf.check`) raise."""
-        before = failures.checks_traced
-        results = failures.run(self._run, *args)
-        self._has_checks = self._has_checks or failures.checks_traced > before
-        if self._is_on_virtual_processors:
-            _wait_for_earlier_calls(results.arrays)
-        if self._has_checks:
-            jax.effects_barrier()
-            failures.raise_first()
+        """The result as a tree; once it has run, failed checks (`wf.check`) raise.
+
+        What is differentiated by someone else runs here too; in someone's own jit there is nothing to wait for yet.
+        """
+        with failures.raised_after():
+            before = failures.checks_traced
+            results = self._run(*args)
+            self._has_checks = self._has_checks or failures.checks_traced > before
+            if self._is_on_virtual_processors:
+                _wait_for_earlier_calls(results.arrays)
+            if self._has_checks:
+                jax.effects_barrier()
         return results.combine()
 
     @functools.cached_property
     def _is_on_virtual_processors(self) -> bool:
         return self.mesh is not None and self.mesh.size > 1 and self.mesh.jax_mesh().devices.flat[0].platform == "cpu"
-
-    def inside(self, *args: Any) -> Any:
-        """The result as a tree, inside someone's own program, which raises for checks."""
-        return self._run(*args).combine()
 
     def lower(self, *args: Any) -> Any:
         """As `jax.jit`'s."""
@@ -90,5 +90,5 @@ def _wait_for_earlier_calls(results: Sequence[Any]) -> None:
             if not earlier.is_ready():
                 earlier.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
-            if "deleted or donated" not in str(error):  # an array of the same buffers was given away: it is done
+            if not is_of_deleted_array(error):  # an array of the same buffers was given away: it is done
                 raise

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..cells import cell, folded, line, placed, quiet, table, typed_cell
+from ..cells import cell, fold, line, quiet, read_placement, table, typed_cell
 from ..dims import Shape
 from ..dtypes import has_values, short_dtype
 from ..errors import RegionError, TensorError
@@ -42,7 +42,7 @@ def state_cell(state: TrainState) -> str:
         rows = [(html.escape(path), *_leaf_cells(leaf)) for path, leaf in leaves]
         count = sum(math.prod(array_of(leaf).shape) for _, leaf in leaves)
         name = f"{title}: {plural(len(rows), 'array')}, {count_text(count)} numbers"
-        tables.append(folded(name, table(("name", "type", "shape", "kind"), rows), is_open=title == "parameters"))
+        tables.append(fold(name, table(("name", "type", "shape", "kind"), rows), is_open=title == "parameters"))
     step = state.step if has_values(state.step) and not np.shape(state.step) else ""
     return cell(line("<b>TrainState</b>", quiet(f"after step {step}") if step != "" else ""), *tables)
 
@@ -50,7 +50,7 @@ def state_cell(state: TrainState) -> str:
 def _leaf_cells(leaf: Any) -> tuple[str, str, str]:
     """The type of a leaf with its axes in colours, its shape, and what it is."""
     array = array_of(leaf)
-    over, axes = placed(array, len(array.shape))
+    over, axes = read_placement(array, len(array.shape))
     dims = leaf.dims.names if is_tensor(leaf) else tuple(map(str, array.shape))
     kind = "" if not is_tensor(leaf) else "frozen" if leaf.kind.frozen else "trained" if is_trained(leaf) else "kept"
     return typed_cell(short_dtype(leaf.dtype), dims, over, list(axes)), " x ".join(map(str, array.shape)), kind

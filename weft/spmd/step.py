@@ -17,7 +17,7 @@ from ..checks import need_function
 from ..dtypes import DTypeLike
 from ..errors import RegionError, TensorError, fold_frames, public
 from ..layout import Layout, LayoutLike, Region, as_layout, open_region
-from ..leaves import array_of
+from ..leaves import array_of, cure_of_no_floats
 from ..lower.trees import map_tensors
 from ..mesh import Mesh, MeshLike, as_mesh
 from ..record import Place, place, record_of_region
@@ -150,7 +150,8 @@ class TrainStep(Bound):
             params = put(params, mesh=self.mesh, layout=self.layout)
         trained = trained_arrays(params)
         if not jax.tree.leaves(trained):
-            raise TensorError("there is no float tensor among the parameters", fix="name arrays by wf.parameter")
+            fix = cure_of_no_floats(params, "name arrays by wf.parameter")
+            raise TensorError("there is no float tensor among the parameters", fix=fix)
         shardings = self._update.state_shardings(params)
         optimizer = self._update.init(trained, shardings)
         step: Any = jnp.zeros((), "int32")

@@ -71,8 +71,7 @@ class _Streamed:
             self.uniform[step.results[0]] = step.operands[0]
         elif not (any(map(self._is_put_off, step.operands)) and self._is_local(step)):
             arrays = [self._whole(value) for value in step.operands]
-            made = step.eqn.primitive.bind(*arrays, **step.eqn.params)
-            self.ready.update(zip(step.results, made if step.eqn.primitive.multiple_results else [made], strict=True))
+            self.ready.update(zip(step.results, step.run(arrays), strict=True))
             if any(self._is_put_off(value) for value in step.operands):
                 self.after = self.ready[step.results[0]]
 
@@ -109,17 +108,18 @@ class _Streamed:
         if step.kind is Role.VIEW:
             return arrays[0]
         if step.kind is Role.CAST:
-            return lax.convert_element_type(arrays[0], step.eqn.params["new_dtype"])
+            return lax.convert_element_type(arrays[0], step.results[0].aval.dtype)
         if step.kind is Role.BROADCAST:
             return lax.broadcast(arrays[0], shape)
         axes = frozenset().union(*(varying(array) for array in arrays))
-        return step.eqn.primitive.bind(*(as_varying(array, axes) for array in arrays), **step.eqn.params)
+        (made,) = step.run([as_varying(array, axes) for array in arrays])
+        return made
 
     def results(self) -> list[Any]:
         """All results; of pieces where they come of what lies on the host."""
         results = self.body.results
         for numbers in self._together():
-            of = dict.fromkeys(leaf for i in numbers for leaf in self._made_of(results[i]) if leaf.aval.shape)
+            of = dict.fromkeys(leaf for i in numbers for leaf in self._find_origins(results[i]) if leaf.aval.shape)
             if any(map(self._is_on_host, of)):
                 for i, array in zip(numbers, _PieceLoop(self, numbers, list(of)).run(), strict=True):
                     self.ready[results[i]] = array
@@ -136,7 +136,7 @@ class _Streamed:
     def _is_on_host(self, value: Value) -> bool:
         return value in self.leaves and is_on_host(self.leaves[value].array)
 
-    def _made_of(self, value: Value) -> dict[Value, None]:
+    def _find_origins(self, value: Value) -> dict[Value, None]:
         """The arrays and numbers that a value put off is made of."""
         found: dict[Value, None] = {}
         todo, seen = [value], {value}
@@ -156,7 +156,7 @@ class _Streamed:
         for i, value in enumerate(self.body.results):
             if not self._is_put_off(value) or value in self.leaves:
                 continue
-            arrays = {leaf for leaf in self._made_of(value) if leaf.aval.shape}
+            arrays = {leaf for leaf in self._find_origins(value) if leaf.aval.shape}
             own = [group for group in groups if group[0] & arrays]
             groups = [group for group in groups if not group[0] & arrays]
             groups.append((arrays.union(*(g[0] for g in own)), [*(n for g in own for n in g[1]), i]))
@@ -169,7 +169,7 @@ class _PieceLoop:
     def __init__(self, of: _Streamed, numbers: Sequence[int], arrays: Sequence[Value]):
         self.of, self.results, self.arrays = of, [of.body.results[i] for i in numbers], list(arrays)
         self.on_host = [of._goes_to_host(i) for i in numbers]
-        self.numbers = [v for r in self.results for v in of._made_of(r) if not v.aval.shape]
+        self.numbers = [v for r in self.results for v in of._find_origins(r) if not v.aval.shape]
         self.numbers = list(dict.fromkeys(self.numbers))
         places = {value: place for place, value in enumerate(self.arrays)}
         self.carried: list[int | None] = []

@@ -129,14 +129,14 @@ class Update:
         )
         with jax.sharding.use_abstract_mesh(explicit):
             state = jax.eval_shape(self.optimizer.init, shapes)
-        is_on_host = self._hosted(params)
+        is_on_host = self._find_hosted(params)
 
         def place(path: Any, leaf: Any) -> Any:
             return NamedSharding(mesh, _spec_of(leaf), memory_kind=memory_kind(is_on_host(path, leaf), mesh))
 
         return jax.tree_util.tree_map_with_path(place, state)
 
-    def _hosted(self, params: Any) -> Callable[[Any, Any], bool]:
+    def _find_hosted(self, params: Any) -> Callable[[Any, Any], bool]:
         """Whether an array of the optimizer's state lies on the host, by its path.
 
         It belongs to the parameter whose path its own ends on. A rule for all dims holds also for what is of another

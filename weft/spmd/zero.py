@@ -16,7 +16,7 @@ from ..layout import Placement
 from ..leaves import is_trained
 from ..lower.collectives import as_varying, own_slice
 from ..lower.move import result
-from ..lower.recorded import placed
+from ..lower.recorded import type_of
 from ..lower.sums import reduce_scatter
 from ..record import Place, operand_scope
 from ..tensor import Kind, Tensor, is_tensor, placement
@@ -78,6 +78,6 @@ def attach_slice(part: Any, whole: Any, *, made: Place) -> Any:
 
     attach.defvjp(lambda part, whole: (as_varying(whole, all_axes), whole), backward)
     with whole.region.record.unasked("update", _FINER, at=made) as draft, operand_scope(0):
-        draft.note(operands=(placed(whole),), makers=(None,), gradients=(True,))
+        draft.note(operands=(type_of(whole),), makers=(None,), gradients=(True,))
         kind = replace(whole.kind, sums=part.kind.sums)
         return result(attach(part.raw, whole.raw), whole.dims, whole.region, kind)

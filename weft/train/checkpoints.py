@@ -1,24 +1,15 @@
-"""Checkpoints by Orbax: written beside the training, and read onto any mesh.
+"""Checkpoints: written beside the training, and read onto any mesh.
 
-Imports the language and the data's files. Each array is kept under its path (`params.decoder.layers.attention.q`) with
-a sum of its bits, so that what comes back is what was saved; each processor writes and reads its own slices. A
-checkpoint counts from the moment its `checkpoint.json` is there, which is written last.
-
-A folder is removed only where its own name or a file in it says that it may be: while it is written it holds `saving`,
-and one that is no longer kept is renamed first. Arrays that lack their `checkpoint.json` otherwise are set aside.
+Imports the language and the places they lie in. Each array is kept under its path
+(`params.decoder.layers.attention.q`) with a sum of its bits, so that what comes back is what was saved; each processor
+writes and reads its own slices. Which are kept, and when one counts, is the same in a folder and in a bucket.
 """
 
 import contextlib
 import functools
-import logging
 import math
-import os
-import re
-import shutil
 import threading
-import traceback
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +18,41 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..compat import is_on_host, to_device
-from ..data.atomic import write_atomic
-from ..errors import WeftError, WeftWarning, closest, user_stacklevel
-from ..libraries import import_library
-from ..small_files import Reader, summed
+from ..errors import WeftError
 from ..spmd.together import broadcast_int
+from .cloud_store import CloudStore, is_cloud
+from .local_store import LocalStore
 from .processes import is_of_others
+from .stores import METADATA, CheckpointError, OtherModelError, Store, first_line
+from .tables import Checkpoint
 
-METADATA, ARRAYS = "checkpoint.json", "arrays"
-_SAVING, _REMOVED, _ASIDE = "saving", ".removed-", "set-aside-"
-_NUMBERS = {str: int}
-_SHAPE = {"files": _NUMBERS, "sums": _NUMBERS, "dtypes": {str: str}, "loss": (float, None), "config": (dict, None)}
-_OLDER = frozenset({"step", *_SHAPE})
+__all__ = ["CheckpointError", "Checkpoints", "OtherModelError", "checkpoints_of", "sums_of_bits"]
 
-
-class CheckpointError(WeftError):
-    """A checkpoint that is missing, broken, of another model, or cannot be written."""
+CHECKPOINTS = "checkpoints"
 
 
-class OtherModelError(CheckpointError):
-    """A whole checkpoint of a model with other weights, or of another optimizer."""
+def checkpoints_of(run: Path, settings: Checkpoint) -> "Checkpoints":
+    """The checkpoints of a run: in its folder, or where its file says that they lie."""
+    return Checkpoints(settings.path or run / CHECKPOINTS, keep=settings.keep, best=settings.best)
 
 
 class Checkpoints:
-    """The checkpoints in a folder: the last few, and the best by evaluation."""
+    """The checkpoints in a place: the last few, and the best by evaluation."""
 
-    def __init__(self, folder: Path, *, keep: int = 3, best: bool = True):
-        self.folder, self.keep, self.best = folder.absolute(), keep, best
-        self._writer: Any = None
+    def __init__(self, place: Path | str, *, keep: int = 3, best: bool = True):
+        self.store: Store = CloudStore(str(place)) if is_cloud(str(place)) else LocalStore(Path(place))
+        self.keep, self.best = keep, best
         self._finishing: threading.Thread | None = None
         self._failed: Exception | None = None
 
     @property
     def steps(self) -> list[int]:
         """The steps there are whole checkpoints of."""
-        return sorted(int(path.parent.name) for path in self.folder.glob(f"*/{METADATA}") if _is_step(path.parent.name))
+        return self.store.steps()
 
     def metadata(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays: configuration, evaluation loss, contents."""
-        path = self.folder / str(step) / METADATA
-        return Reader(CheckpointError, fix="use another step").summed_json(path, _SHAPE, older=_OLDER)
+        return self.store.metadata(step)
 
     def best_step(self) -> int | None:
         """The step with the lowest evaluation loss; what cannot be read does not count."""
@@ -77,15 +63,15 @@ class Checkpoints:
         finite = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
         return min(finite, key=lambda step: (finite[step], step)) if finite else None
 
-    def chosen(self, step: int | None = None, *, best: bool = False) -> int:
+    def choose(self, step: int | None = None, *, best: bool = False) -> int:
         """The step asked for: this one, the best one, or else the last."""
         steps = self.steps
         if not steps:
             fix = "check the folder's name; a run writes one every `checkpoint.every` steps and at its end"
-            raise CheckpointError(f"there is no checkpoint in {self.folder}", fix=fix)
+            raise CheckpointError(f"there is no checkpoint in {self.store}", fix=fix)
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps))
-            raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}", fix=f"there are: {there}")
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.store}", fix=f"there are: {there}")
         if best and (best_step := self.best_step()) is not None:
             return best_step
         return steps[-1] if step is None else step
@@ -98,32 +84,38 @@ class Checkpoints:
         The arrays may be overwritten afterwards. What goes wrong later is raised by the next `save`, `wait` or `close`.
         """
         self.wait()
-        place = self.folder / str(step)
-        if (place / METADATA).exists():
+        if step in self.steps:
             return
-        if jax.process_index() == 0:
-            self.remove_torn()
-            with _reported(f"step {step} could not be saved"):
-                place.mkdir(parents=True)
-                (place / _SAVING).touch()
+        number = self._begin(step)
         self._check_room(step, sum(x.nbytes for x in arrays.values()))
         sums = sums_of_bits(dict(arrays))
-        with _reported(f"step {step} could not be saved", place):
-            self._open().save(place / ARRAYS, args=_to_save(dict(arrays)))
+        with self._reporting(f"step {step} could not be saved", step):
+            self.store.write(step, number, dict(arrays))
         dtypes = {path: str(x.dtype) for path, x in arrays.items()}
         finish = functools.partial(self._finish, step, sums, {"step": step, **metadata, "dtypes": dtypes})
         self._finishing = threading.Thread(target=finish, name="weft-checkpoint")
         self._finishing.start()
 
+    def _begin(self, step: int) -> int:
+        """The number of a save that the first process made ready, or an error in all."""
+        number, failed = 0, None
+        if jax.process_index() == 0:
+            try:
+                self.remove_torn()
+                with self._reporting(f"step {step} could not be saved"):
+                    number = self.store.begin(step)
+            except CheckpointError as error:
+                failed = error
+        if not (number := broadcast_int(number)):
+            raise failed or CheckpointError(f"step {step} could not be saved", fix="see what process 0 says")
+        return number
+
     def _check_room(self, step: int, needed: int) -> None:
-        """Raises, in all processes, where the disk has no room for so many bytes."""
-        free = needed
-        with contextlib.suppress(OSError):
-            existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-            free = shutil.disk_usage(existing).free
+        """Raises, in all processes, where there is no room for so many bytes."""
+        free = self.store.free(needed)
         if not broadcast_int(int(free >= needed)):
             takes, left = (f"{size / 1e6:,.1f} MB" for size in (needed, free))
-            fact = f"step {step} could not be saved: it takes {takes}, and {left} are free in {self.folder}"
+            fact = f"step {step} could not be saved: it takes {takes}, and {left} are free in {self.store}"
             raise CheckpointError(fact, fix="make room")
 
     @property
@@ -142,17 +134,14 @@ class Checkpoints:
 
     def _finish(self, step: int, sums: Mapping[str, Any], metadata: dict[str, Any]) -> None:
         """Makes the checkpoint count when all is written, and removes those not kept."""
-        place = self.folder / str(step)
         try:
-            with _reported(f"step {step} could not be saved", place):
-                self._open().wait_until_finished()
+            with self._reporting(f"step {step} could not be saved", step):
+                self.store.wait_written()
                 if jax.process_index() == 0:
                     metadata["sums"] = {path: int(value) for path, value in sums.items()}
-                    metadata["files"] = _sizes(place / ARRAYS)
-                    write_atomic(place / METADATA, summed(metadata))
-                    (place / _SAVING).unlink()
+                    self.store.commit(step, metadata)
             if jax.process_index() == 0:
-                with contextlib.suppress(OSError):  # tried again after the next one
+                with contextlib.suppress(OSError, CheckpointError):  # tried again after the next one
                     self._remove_old()
         except Exception as error:  # raised where it is waited for
             self._failed = error
@@ -162,10 +151,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            if self._writer is not None:
-                writer, self._writer = self._writer, None
-                with _reported("the last checkpoint could not be finished"):
-                    writer.close()
+            with self._reporting("the last checkpoint could not be finished"):
+                self.store.close()
 
     def remove_torn(self) -> None:
         """Removes what a killed process, or a full disk, left half written or removed.
@@ -173,43 +160,22 @@ class Checkpoints:
         Arrays that lost their `checkpoint.json` in another way are set aside, with a warning; what is not
         ours is an error.
         """
-        for path in self.folder.glob("*"):
-            if path.is_dir() and path.name.startswith(_REMOVED):
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.is_dir() and _is_step(path.name) and not (path / METADATA).exists():
-                if strange := [
-                    each for each in path.iterdir() if not each.name.startswith((ARRAYS, METADATA, _SAVING, "."))
-                ]:
-                    raise CheckpointError(
-                        f"{path} is no checkpoint that weft wrote: it holds `{strange[0].name}`",
-                        fix="name another folder with --run, or move that one away",
-                    )
-                if (path / _SAVING).exists() or not (path / ARRAYS).exists():
-                    shutil.rmtree(path, ignore_errors=True)
-                elif aside := self.set_aside(int(path.name)):
-                    fact = f"{path} holds arrays and no {METADATA}, without which they do not count"
-                    warnings.warn(f"{fact}; they are now in {aside}", WeftWarning, stacklevel=user_stacklevel())
+        self.store.remove_torn()
 
-    def set_aside(self, step: int) -> Path | None:
-        """Renames a broken checkpoint, so that its step can be saved again."""
-        names = (f"{_ASIDE}{step}{again}" for again in ("", *(f"-{number}" for number in range(2, 1000))))
-        aside = next(path for name in names if not (path := self.folder / name).exists())
-        try:
-            return (self.folder / str(step)).rename(aside)
-        except OSError:
-            return None
+    def set_aside(self, step: int) -> object | None:
+        """Keeps a broken checkpoint from counting, so that its step can be saved again."""
+        return self.store.set_aside(step)
 
     def check_none_lost(self) -> None:
         """Raises where all there is was set aside: to begin anew there would be silent."""
-        aside = [path.name for path in sorted(self.folder.glob(f"{_ASIDE}*"))]
+        aside = self.store.aside()
         if broadcast_int(len(self.steps)) or not broadcast_int(len(aside)):
             return
-        step = aside[-1].split("-")[2] if aside else "200"
+        step = aside[-1].removeprefix("set-aside")[1:].partition(".")[0].partition("-")[0] if aside else "200"
         raise CheckpointError(
-            f"{self.folder} has no checkpoint with its {METADATA}, and arrays that were set aside",
+            f"{self.store} has no checkpoint with its {METADATA}, and arrays that were set aside",
             state=f"there are {', '.join(aside)}",
-            fix=f"bring {METADATA} back into such a folder and name it by its step again, like `{step}`; "
-            "or move these folders away to begin anew",
+            fix=f"{self.store.has_set_aside.format(step=step)}; or move these away to begin anew",
         )
 
     def _remove_old(self) -> None:
@@ -217,24 +183,33 @@ class Checkpoints:
         kept = set(steps[-self.keep :]) | ({self.best_step()} if self.best else set())
         for step in steps:
             if step not in kept:
-                removed = (self.folder / str(step)).rename(self.folder / f"{_REMOVED}{step}")
-                shutil.rmtree(removed, ignore_errors=True)
+                self.store.remove(step)
+
+    @contextlib.contextmanager
+    def _reporting(self, fact: str, step: int | None = None) -> Iterator[None]:
+        """Turns what goes wrong into a `CheckpointError`; removes half of a checkpoint.
+
+        That another process is gone stays what it is: no other place would mend it.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, CheckpointError) and step is None:
+                raise
+            if step is not None and jax.process_index() == 0:
+                self.store.discard(step)
+            if isinstance(error, CheckpointError) or is_of_others(error):
+                raise
+            raise self.store.explain(error, fact) from error
 
     # Reading.
 
     def problem(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, by their sizes, if something is."""
-        place = self.folder / str(step)
         try:
-            wanted = self.metadata(step)["files"]
+            return self.store.problem(step, self.metadata(step))
         except CheckpointError as error:
             return error.fact
-        sizes = _sizes(place / ARRAYS)
-        for name, size in wanted.items():
-            if sizes.get(name) != size:
-                problem = "is missing" if name not in sizes else f"has {sizes[name]:,} bytes of {size:,}"
-                return f"{place / ARRAYS / name} {problem}"
-        return None
 
     def dtypes(self, step: int) -> dict[str, str]:
         """The dtypes of all arrays of a checkpoint by their paths."""
@@ -242,18 +217,16 @@ class Checkpoints:
 
     def load(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a step that `like` has the shapes of, sharded as these are."""
-        place = self.folder / str(step)
+        place = self.store.name(step)
         if problem := self.problem(step):
             raise CheckpointError(f"the checkpoint {place} is broken: {problem}", fix=self._another(step))
         sums = self.metadata(step)["sums"]
         try:
-            stored = self._open().metadata(place / ARRAYS).item_metadata.tree
-            _check_shapes(place, like, stored)
-            arrays = self._open().restore(place / ARRAYS, args=_to_load(dict(like)))
+            arrays = self.store.read(step, like)
         except WeftError:
             raise
         except Exception as error:  # Orbax and TensorStore raise many kinds
-            fact = f"the checkpoint {place} is broken: {_first_line(error)}"
+            fact = f"the checkpoint {place} is broken: {first_line(error)}"
             raise CheckpointError(fact, fix=self._another(step)) from error
         for path, value in sums_of_bits(arrays).items():
             if int(value) != sums.get(path):
@@ -266,88 +239,6 @@ class Checkpoints:
         others = [str(other) for other in self.steps if other != step]
         return f"use another step, of {', '.join(others)}" if others else "there is no other; begin anew"
 
-    def _open(self) -> Any:
-        if self._writer is None:
-            ocp = _orbax()
-            for name in ("absl", "asyncio"):
-                logging.getLogger(name).addFilter(_is_not_of_orbax)
-            self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        return self._writer
-
-
-def _is_step(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) < 20 and name == str(int(name))
-
-
-def _orbax() -> Any:
-    """The library, which takes a second to load."""
-    return import_library("orbax.checkpoint", "a checkpoint", CheckpointError)
-
-
-def _to_save(arrays: dict[str, Any]) -> Any:
-    return _orbax().args.PyTreeSave(arrays)
-
-
-def _to_load(like: dict[str, Any]) -> Any:
-    ocp = _orbax()
-    args = ocp.checkpoint_utils.construct_restore_args(like)
-    return ocp.args.PyTreeRestore(like, restore_args=args, partial_restore=True)
-
-
-class _reported:
-    """Turns what goes wrong into a `CheckpointError`; removes half of a checkpoint.
-
-    That another process is gone stays what it is: no other place would mend it.
-    """
-
-    def __init__(self, fact: str, place: Path | None = None):
-        self.fact, self.place = fact, place
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, CheckpointError):
-            return
-        if self.place is not None and jax.process_index() == 0:
-            shutil.rmtree(self.place, ignore_errors=True)
-        if is_of_others(error):
-            return
-        fix = "make room, or name a place with room"
-        raise CheckpointError(f"{self.fact}: {_first_line(error)}", fix=fix) from error
-
-
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a record is to be logged: what Orbax raises it also logs, by pages."""
-    text = f"{record.pathname} {record.getMessage()} {record.exc_info and traceback.format_exception(*record.exc_info)}"
-    return record.levelno < logging.ERROR or "orbax" not in text
-
-
-def _first_line(error: BaseException) -> str:
-    if of_system := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore says much around it
-        return os.strerror(int(of_system[1]))
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-
-
-def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    for path, wanted in like.items():
-        if path not in stored:
-            raise OtherModelError(
-                f"the checkpoint {place} has no `{path}`", fix=f"{closest(path, stored)}; it is of another model"
-            )
-        have, want = tuple(stored[path].shape), tuple(wanted.shape)
-        if have != want or stored[path].dtype != wanted.dtype:
-            raise OtherModelError(
-                f"`{path}` is {stored[path].dtype}{list(have)} in the checkpoint {place}, "
-                f"and {wanted.dtype}{list(want)} in the model",
-                fix="it is of another model",
-            )
-
 
 # Sums of bits: the same on every mesh, and other ones where a bit or a place is another.
 
@@ -355,14 +246,14 @@ def _check_shapes(place: Path, like: Mapping[str, Any], stored: Mapping[str, Any
 def sums_of_bits(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """A sum of all bits of each array: equal where the arrays are."""
     places = [x.sharding.mesh for x in arrays.values() if isinstance(getattr(x, "sharding", None), NamedSharding)]
-    summing = _summing(places[0] if places else None)
+    summing = _compile_sum(places[0] if places else None)
     if not any(map(is_on_host, arrays.values())):
         return summing(dict(arrays))
     return {path: summing({path: x})[path] for path, x in arrays.items()}  # there may be no room for all
 
 
 @functools.lru_cache(maxsize=8)
-def _summing(mesh: Any) -> Any:
+def _compile_sum(mesh: Any) -> Any:
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return jax.jit(lambda arrays: {path: _sum_of_bits(x) for path, x in arrays.items()}, out_shardings=everywhere)
 

@@ -1,6 +1,7 @@
 """Checks of a run's file as a whole: which keys do not go together."""
 
 import fnmatch
+import re
 from pathlib import PurePath
 from typing import Any
 
@@ -36,7 +37,7 @@ def check_together(config: RunConfig, where: Where) -> None:
             fix=f"give a number that divides {config.batch}",
             at=where("train.microbatches", *_BATCH),
         )
-    rows, flowing = config.batch // config.train.microbatches, _flowing(config)
+    rows, flowing = config.batch // config.train.microbatches, _count_flowing(config)
     if rows % flowing:
         raise ConfigError(
             f"{flowing} microbatches flow through the pipeline, and what flows at a time has {rows} sequences",
@@ -72,12 +73,15 @@ def check_together(config: RunConfig, where: Where) -> None:
         raise ConfigError(
             fact, fix="save now and then: `checkpoint.every = 200`", at=where("train.spikes", "checkpoint.every")
         )
+    if (path := config.checkpoint.path) is not None and not re.fullmatch(r"(gs|s3)://[^/]+/.*[^/].*|file:///.+", path):
+        fact = f"`checkpoint.path` is {path!r}, no folder of a bucket"
+        raise ConfigError(fact, fix='say it like  path = "s3://bucket/folder"', at=where("checkpoint.path"))
     if config.mesh and not config.is_open:
         _check_place(config, where)
     _check_paths(config, where)
 
 
-def _flowing(config: RunConfig) -> int:
+def _count_flowing(config: RunConfig) -> int:
     """How many microbatches flow through a model at a time; 1 without a pipeline."""
     model = config.model
     return model.microbatch.size if isinstance(model, TransformerConfig) and model.stages > 1 else 1
@@ -127,7 +131,7 @@ def _check_place(config: RunConfig, where: Where) -> None:
 def _check_microbatches(config: RunConfig, region: Region, where: Where) -> None:
     """Raises where a processor's rows do not divide into microbatches."""
     ways, parts = region.ways(region.axes([config.sized_model.dim("batch")])[0]), config.train.microbatches
-    flowing, rows = _flowing(config), config.batch // ways
+    flowing, rows = _count_flowing(config), config.batch // ways
     count = parts * flowing
     if rows % count == 0:
         return
@@ -144,7 +148,9 @@ def _check_microbatches(config: RunConfig, region: Region, where: Where) -> None
 
 def _reword(fix: str, config: RunConfig, where: Where) -> str:
     """The fix in the words of the file, or of the command line."""
-    return wording.reword(fix, config.layout, wording.SET if where("layout").startswith(SET) else wording.KEY)
+    said = where("layout")
+    form = wording.SET if said.startswith(SET) else wording.OPTION if said.startswith("--") else wording.KEY
+    return wording.reword(fix, config.layout, form)
 
 
 def _check_paths(config: RunConfig, where: Where) -> None:

@@ -7,12 +7,14 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 from .. import interop, models
 from ..data.tokenizers import KINDS as TOKENIZERS
 from ..errors import WeftError, closest
 from ..fields import bounds_of, choices_of, kinds_of
+from ..models.presets import nearest_field
 from ..small_files import DEEPEST, Reader, short
 from .checks import check_together
 from .keys import SET, Where, lines_of
@@ -23,32 +25,50 @@ from .own.trust import Trust, need_trust
 from .settings import AUTO, CONFIG, ONE, UNSAID_DATA, UNSAID_TOKENIZER, ConfigError, RunConfig
 from .tables import OPEN_TABLES, TABLES
 
+DATA = {".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet", ".arrow"}
+"""Endings of data, which are given for a run's file."""
 _TOML = Reader(ConfigError, fix="mend that line; strings need quotes")
 _KINDS: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "a table",
 }  # fmt: skip
+NOT_PLACED: Mapping[str, str] = MappingProxyType({})
 _CHANGE = Reader(ConfigError, fix="give a plain value, in UTF-8, like `--set train.steps=1000`")
 
 __all__ = ["AUTO", "CONFIG", "ONE", "UNSAID_DATA", "UNSAID_TOKENIZER", "ConfigError", "RunConfig", "read"]
 
 
-def read(path: Path | str, changes: Sequence[str] = (), *, trust: Trust = False) -> RunConfig:
+def _cure_of_no_file(path: Path) -> str:
+    if str(path) in models.PRESETS:
+        return f"that is a preset: `weft new mine.toml --model {path}` writes the file of a run of it"
+    beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
+    return closest(str(path), beside) if beside else "write one: `weft new mine.toml`"
+
+
+def read(
+    path: Path | str, changes: Sequence[str] = (), *, trust: Trust = False, place: Mapping[str, str] = NOT_PLACED
+) -> RunConfig:
     """The configuration in a file, with changes like `train.steps=1000` on top.
 
-    Code that it calls and that may be another's is run only if `trust` says so.
+    `place` has what options of these names say in place of its `mesh` and `layout`. Code that it calls and that may be
+    another's is run only if `trust` says so.
     """
     path = Path(path)
     if not os.path.exists(path):
-        beside = [str(other) for other in path.parent.glob("*.toml")] if os.path.isdir(path.parent) else []
-        raise ConfigError(f"there is no file {short(path)}", fix=closest(str(path), beside))
+        raise ConfigError(f"there is no file {short(path)}", fix=_cure_of_no_file(path))
     if os.path.isdir(path):
         inside = sorted(str(other) for other in path.glob("*.toml"))
         fix = f"give its TOML file: `{short(inside[0])}`" if inside else "give a TOML file; there is none in it"
         raise ConfigError(f"{short(path)} is a folder", fix=fix)
+    if path.suffix in DATA and path.is_file():
+        fix = f"write one that learns from it: `weft new mine.toml --data {short(path)}`"
+        raise ConfigError(f"{short(path)} is no run's TOML file", fix=fix)
     values, text = _TOML.toml(path)
     where = lines_of(path, text)
     for change in changes:
         _change(values, change, where)
+    for key, value in place.items():
+        values[key] = value
+        where.set_on_command_line(key, f"--{key} {value}")
     return parse(values, where, trust=trust)
 
 
@@ -123,7 +143,10 @@ def _values(table: str, values: Mapping[str, Any], schema: type, where: Where) -
     known = {field.name: field for field in dataclasses.fields(schema)}
     if (unknown := next((key for key in values if key not in known), None)) is not None:
         at = where(f"{table}.{unknown}")
-        raise ConfigError(f"`{table}.{unknown}` is no key of a run", fix=closest(unknown, known), at=at)
+        fix = closest(unknown, known)
+        if at.startswith(SET):  # where the whole key is written
+            fix = closest(f"{table}.{unknown}", [f"{table}.{key}" for key in known])
+        raise ConfigError(f"`{table}.{unknown}` is no key of a run", fix=fix, at=at)
     return {key: _value(f"{table}.{key}", known[key], value, where) for key, value in values.items()}
 
 
@@ -196,7 +219,7 @@ def _need_tokens(config: models.ModelConfig) -> models.TransformerConfig:
 def _check_known(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(models.LMConfig)]
     if (unknown := next((key for key in changes if key not in known), None)) is not None:
-        raise ConfigError(f"a model has no `{unknown}`", fix=closest(unknown, known))
+        raise ConfigError(f"a model has no `{unknown}`", fix=nearest_field(unknown, known))
     return dict(changes)
 
 

@@ -50,11 +50,11 @@ def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, li
     known = {key for table in tables.values() for _, values in table for key in values}
     wanted = list(dict.fromkeys(keys)) or [key for key in KEYS if key in known]
     if not wanted:
-        raise MetricsError(f"{_listed(runs)} told of no loss", fix=f"name what to show with --keys: {_listed(known)}")
+        raise MetricsError(f"{_list(runs)} told of no loss", fix=f"name what to show with --keys: {_list(known)}")
     by_axis: dict[str, list[Curve]] = {}
     for key in wanted:
         if key not in known:
-            raise MetricsError(f"there is no number `{key}` in {_listed(runs)}", fix=closest(key, known))
+            raise MetricsError(f"there is no number `{key}` in {_list(runs)}", fix=closest(key, known))
         curves = by_axis.setdefault(key.rpartition(".")[2], [])
         for number, (name, table) in enumerate(tables.items()):
             points = [(step, values[key]) for step, values in table if key in values]
@@ -63,11 +63,11 @@ def panels(runs: dict[str, list[Row]], keys: Sequence[str] = ()) -> dict[str, li
                 steps, values = np.array(points, np.float64).T
                 curves.append(Curve(name, label, key, colour, steps, np.where(np.isfinite(values), values, np.nan)))
         if not any(curve.key == key for curve in curves):
-            raise MetricsError(f"no `{key}` in {_listed(runs)} is finite", fix="show other keys with --keys")
+            raise MetricsError(f"no `{key}` in {_list(runs)} is finite", fix="show other keys with --keys")
     return by_axis
 
 
-def _listed(names: Sequence[str] | dict[str, list[Row]] | set[str]) -> str:
+def _list(names: Sequence[str] | dict[str, list[Row]] | set[str]) -> str:
     return ", ".join(sorted(names))
 
 

@@ -76,6 +76,7 @@ def open_data(config: RunConfig, folder: Path, progress: data.Progress, sliding:
         held_out = dataset(part="evaluation") if source.has_evaluation else None
     with _in_file(config, "model", "vocab"):
         if not isinstance(config.model, OwnModel):
+            _check_start(config, config.model.vocab, training)
             data.check_vocab_of(training, config.model.vocab)
     return RunData(tokenizer, training, held_out, template)
 
@@ -124,6 +125,16 @@ def _dataset(
     if source.is_pairs:
         return data.pair_dataset(source, tokenizer, buckets=config.train.buckets or None, **options)
     return data.lm_dataset(source, tokenizer, across=config.train.across, sliding=sliding, **options)
+
+
+def _check_start(config: RunConfig, vocab: int, training: data.Dataset) -> None:
+    """Raises where weights that are read know fewer tokens than the tokenizer has."""
+    if (start := config.init_from) is not None and (training.vocab or 0) > vocab:
+        raise ConfigError(
+            f"the data's tokenizer has {training.vocab} ids, and the weights of {start} know {vocab}",
+            fix=f'read the data with their own tokenizer: `[tokenizer]` with `path = "{start}"`',
+            at=config.place("tokenizer", "init_from"),
+        )
 
 
 def _template_of(config: RunConfig, source: data.Source) -> data.ChatTemplate | None:

@@ -35,7 +35,7 @@ def join(
     config: RunConfig, coordinator: str | None = None, count: int | None = None, process: int | None = None
 ) -> Joined:
     """Makes this a process of a run, with its virtual processors, if there is room."""
-    started = processes.started(count)
+    started = processes.count_started(count)
     used, per_process = started, _processors_of_each(config, started or 1)
     if started is not None and started > 1 and may_be_searched(config) and not has_room(config, started, per_process):
         used = largest_part(config, started, per_process).processes

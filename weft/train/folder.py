@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..data.tokenizers import NAMES
 from ..errors import WeftError
 from ..small_files import Reader
 from ..spmd.together import wait_for_all
-from .checkpoints import CheckpointError, Checkpoints
+from .checkpoints import CheckpointError, Checkpoints, checkpoints_of
 from .config import CONFIG, ConfigError, RunConfig, parse
 from .interface import Outcome
 from .keys import Where, changes_of
@@ -30,6 +31,7 @@ from .own.code import OwnCall
 from .own.copies import code_changes, keep_code
 from .own.model import OwnModel
 from .runs import CACHE, ORIGIN, Lock, RunError
+from .tables import Checkpoint
 
 DATA, OUTCOME = "data.json", "run.json"
 _MOST_NAMED = 3
@@ -74,6 +76,7 @@ class Folder:
         """Writes what the run goes on with, once its state is there."""
         _write(self.path / CONFIG, self.config.to_toml().encode())
         _write(self.path / DATA, json.dumps(self._data_now).encode())
+        self._tell_what_ended_it()
         (self.path / OUTCOME).unlink(missing_ok=True)
         self._keep_origin()
         keep_code(self.path, self._calls)
@@ -93,6 +96,14 @@ class Folder:
             except OSError as error:
                 self.say(f"{path} CANNOT BE WRITTEN: {error.strerror or error}")
 
+    def _tell_what_ended_it(self) -> None:
+        """Says why the start before this one could not go on."""
+        with contextlib.suppress(RunError):
+            before = Reader(RunError).json(self.path / OUTCOME, {"step": int, "steps": int, "reason": str})
+            if before["reason"] and before["reason"] not in signal.Signals.__members__:
+                lost = "" if self.checkpoints.steps else "; nothing was saved, and it begins anew"
+                self.say(f"IT HAD TO STOP at step {before['step']} of {before['steps']}: {before['reason']}{lost}")
+
     def _keep_origin(self) -> None:
         """Keeps what is beside the weights it begins with, for the export."""
         if self.config.init_from is not None and not (self.path / ORIGIN).exists():
@@ -103,6 +114,7 @@ class Folder:
 
     def check_config(self) -> None:
         """Names the keys where the run was begun with another configuration."""
+        self._check_place()
         before, now = self._config_before(), self.config.to_dict()
         if before is not None and (changes := code_changes(self.path, self._calls)):
             self._refuse_unless_wanted(f"{self.path} was begun with other code: {changes}")
@@ -115,6 +127,22 @@ class Folder:
                 self.say(f"goes on with another configuration: {'; '.join(changed + free)}")
             if any(line.startswith(("data.held_out:", "data.evaluation:")) for line in changed):
                 self.say("WHAT IS HELD OUT NOW may be what it learned from before: it is judged by what it has seen")
+
+    def _check_place(self) -> None:
+        """Raises where checkpoints lie elsewhere than is said: it would begin anew."""
+        with contextlib.suppress(RunError):
+            table = Reader(RunError).toml(self.path / CONFIG)[0].get("checkpoint", {})
+            before = Checkpoint(path=table.get("path"))
+            if before.path == self.config.checkpoint.path or self.checkpoints.steps:
+                return
+            there = checkpoints_of(self.path, before)
+            if there.steps:
+                was = f'say `checkpoint.path = "{before.path}"`' if before.path else "leave out `checkpoint.path`"
+                now = self.checkpoints.store
+                raise ConfigError(
+                    f"the checkpoints of {self.path} lie in {there.store}, and none in {now}",
+                    fix=f'{was}; or begin in another folder (--run) with these weights: `init_from = "{self.path}"`',
+                )
 
     def _config_before(self) -> Mapping[str, Any] | None:
         """What it was begun with, if something was learned; by a checkpoint at need."""

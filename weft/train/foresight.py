@@ -129,7 +129,12 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
             listener.progress(f"searching layouts: {at.stage}", at.done, at.total)
 
     ranking: Ranking = search(
-        step, *shapes_of_call(config, step), hardware=machine(config), dims=_searched(config), progress=report, **where
+        step,
+        *shapes_of_call(config, step),
+        hardware=machine(config),
+        dims=_list_searched(config),
+        progress=report,
+        **where,
     )
     if listener is not None:
         listener.say("\n".join(["layout = auto:", *(f"  {line}" for line in ranking.words())]))
@@ -141,7 +146,7 @@ def _search(config: RunConfig, listener: Listener | None, **where: Any) -> tuple
     return str(best.mesh), str(best.layout)
 
 
-def _searched(config: RunConfig) -> list[str] | None:
+def _list_searched(config: RunConfig) -> list[str] | None:
     """The dims that are searched before a run; None: those the model says."""
     model = config.sized_model
     if not isinstance(model, TransformerConfig):

@@ -71,7 +71,7 @@ class Scorer:
         by_length: dict[int, list[int]] = defaultdict(list)
         rows = [self._cut(request) for request in requests]
         for place in sorted(range(len(rows)), key=lambda place: len(rows[place])):
-            by_length[self._padded(len(rows[place]) - 1)].append(place)
+            by_length[self._pad_length(len(rows[place]) - 1)].append(place)
         scored: dict[int, Scored] = {}
         waiting: list[tuple[list[int], Any]] = []
         for length, places in by_length.items():
@@ -93,7 +93,7 @@ class Scorer:
             raise EvaluationError(fact, fix="leave the task out, or use a model with longer sequences")
         return ids[-(self._longest + 1) :]
 
-    def _padded(self, length: int) -> int:
+    def _pad_length(self, length: int) -> int:
         """The length of rows for so many ids; one for all where experts have room by it."""
         config = self._config
         if config.experts and config.gating != "dropless":

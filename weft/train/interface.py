@@ -11,7 +11,11 @@ NONE_SINCE = "no step was taken since"  # and of one that would have gone on fro
 
 
 class TrainingError(WeftError):
-    """A run that cannot go on."""
+    """A run that cannot go on: since which `step`, and what is `not_finite` of it."""
+
+    def __init__(self, fact: str, *, fix: str, at: str | None = None, step: int | None = None, not_finite: str = ""):
+        super().__init__(fact, fix=fix, at=at)
+        self.step, self.not_finite = step, not_finite
 
 
 class Listener(Protocol):
@@ -87,6 +91,7 @@ class Outcome:
 
     @property
     def is_finished(self) -> bool:
+        """Whether it made all its steps."""
         return self.step >= self.steps
 
 

@@ -19,22 +19,22 @@ class Where:
     def __call__(self, *keys: str) -> str:
         """Where one of these is set on the command line, or else where the first stands."""
         places = [self._place(key) for key in keys]
-        return next((place for place in places if place.startswith(SET)), places[0])
+        return next((place for place in places if place.startswith("--")), places[0])
 
     def _place(self, key: str) -> str:
         while key not in self.lines and "." in key:
             key = key.rpartition(".")[0]
         return self.lines.get(key, self.file)
 
-    def set_on_command_line(self, key: str) -> None:
-        """Says that a key stands on the command line, and tables made for it alone."""
+    def set_on_command_line(self, key: str, by: str = "") -> None:
+        """Says that a key, and tables made for it, stand on the command line `by` this."""
         for below in [other for other in self.lines if other.startswith(f"{key}.")]:
             del self.lines[below]
         above = key
         while "." in above:
             above = above.rpartition(".")[0]
             self.lines.setdefault(above, f"{SET} {key}")
-        self.lines[key] = f"{SET} {key}"
+        self.lines[key] = by or f"{SET} {key}"
 
 
 def lines_of(path: Path, text: str) -> Where:

@@ -18,7 +18,18 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
-from .processes import COORDINATOR, CRASHED, DEVICES, ELASTIC, PROCESS, PROCESSES, ProcessError, gpus_here
+from ..text import plural
+from .processes import (
+    COORDINATOR,
+    CRASHED,
+    DEVICES,
+    ELASTIC,
+    LAUNCHED,
+    PROCESS,
+    PROCESSES,
+    ProcessError,
+    gpus_here,
+)  # fmt: skip
 from .watchdog import STACKS_SIGNAL, STALLED
 
 EXPLAINED = (1, 2)  # an error weft explained, a command that cannot be: the same again at every start
@@ -89,6 +100,8 @@ class Supervisor:
     """Seconds before the first restart; twice as long before each further one."""
     healthy: float = 600.0
     """After so many seconds the count of restarts starts over."""
+    words: str = ""
+    """What is written before the command to start it so again, like `weft launch -n 4 --`."""
     signals: list[int] = field(default_factory=list, init=False)
     running: "list[_Process]" = field(default_factory=list, init=False)
     places: list[int] = field(default_factory=list, init=False)
@@ -110,8 +123,9 @@ class Supervisor:
                 end = self._run_once()
                 if end is None:
                     return 0
-                if self.signals:
-                    return end.exit_status
+                if self.signals:  # SIGTERM is what they were sent
+                    was_told = end.exit_status == 128 + signal.SIGTERM
+                    return 128 + self.signals[0] if was_told else end.exit_status
                 if time.monotonic() - began > self.healthy:
                     restart, failing = 0, None
                 restart, without = restart + 1, ""
@@ -131,7 +145,7 @@ class Supervisor:
     def _why_not(self, end: End) -> str:
         if not end.is_worth_another_try:
             return "not restarted, since the same would happen again"
-        return f"given up after {self.restarts} restarts" if self.restarts else "not restarted"
+        return f"given up after {plural(self.restarts, 'restart')}" if self.restarts else "not restarted"
 
     def _run_once(self) -> End | None:
         """Runs all processes to their end; how the first one failed, if one did."""
@@ -187,7 +201,7 @@ class Supervisor:
             time.sleep(_LOOK_EVERY)
 
     def _environment(self, number: int, port: int) -> dict[str, str]:
-        environment = {**os.environ, DEVICES: ""}
+        environment = {**os.environ, DEVICES: "", LAUNCHED: self.words}
         environment |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(len(self.places)), PROCESS: str(number)}
         if self.elastic:
             environment[ELASTIC] = str(self.processes)

@@ -94,6 +94,9 @@ class Log:
             raise TrainingError(
                 f"{self.in_a_row:.0f} steps in a row were not finite, up to step {at}",
                 fix="lower `schedule.rate`, or see which operation it is: `weft train ... --find-nan`",
+                at=self.config.place("schedule.rate"),
+                step=at,
+                not_finite=self.not_finite(None),
             )
 
     def not_finite(self, evaluation_loss: float | None) -> str:

@@ -12,12 +12,15 @@ import jax
 import numpy as np
 
 from .. import data
+from ..compat import is_out_of_memory
 from ..data.streams import OwnStream
+from ..errors import CheckError
 from ..layout import Layout
 from ..mesh import Mesh
+from ..nn.loss import checking_labels
 from ..program.finite import BadArgument, not_finite
-from ..spmd import get, value_and_grad
-from ..spmd.step import TrainState
+from ..spmd import bind, get, value_and_grad
+from ..spmd.step import TrainState, TrainStep
 from .config import RunConfig
 from .feeding import Feed
 from .interface import Listener, TrainingError
@@ -41,13 +44,12 @@ class NanSearch:
             log.write()
         with self._listener.stage(f"doing step {at} again on one processor"):
             batch = self._feed.batches(self._dataset).at(at - 1 + skipped)
-            operation = first_bad_operation(self._config, state.params, self._feed, batch, at - 1)
-        fix = "mend that operation, or lower `schedule.rate`"
-        raise TrainingError(f"step {at} is not finite: {operation}", fix=fix)
+            cause, fix = first_cause(self._config, state.params, self._feed, batch, at - 1)
+        raise TrainingError(f"step {at} is not finite: {cause}", fix=fix, step=at, not_finite=cause)
 
 
-def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mapping[str, np.ndarray], at: int) -> str:
-    """A sentence on what first was not finite in step `at`; it needs one processor."""
+def first_cause(config: RunConfig, params: Any, feed: Feed, rows: Mapping[str, np.ndarray], at: int) -> tuple[str, str]:
+    """A sentence on why step `at` is not finite, and the fix; it needs one processor."""
     batch = feed.place(rows)
     model, whole = (refill(tree, get(arrays_of(tree))) for tree in (params, batch))
     step = make_step(config, Mesh("all=1"), Layout(""))
@@ -57,16 +59,29 @@ def first_bad_operation(config: RunConfig, params: Any, feed: Feed, rows: Mappin
         (loss, _), gradients = differentiated(params, batch, number)
         return loss, gradients
 
+    fix = "mend that operation, or lower `schedule.rate`"
     try:
         report = not_finite(loss_and_gradients, model, whole, np.int32(at))
+        if 0 in report.results and (label := _wrong_label(step, model, whole, at)):
+            return label, "mend the data: classes and tokens are counted from 0, and what does not count has weight 0"
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if isinstance(error, jax.errors.JaxRuntimeError) and not is_out_of_memory(error):
             raise
-        return "which operation it was cannot be said: the model and its batch do not fit one processor"
+        return "which operation it was cannot be said: the model and its batch do not fit one processor", fix
     if not report:
-        return f"done again on one processor it is finite; on mesh {feed.mesh} sums are of another order or dtype"
+        return f"done again on one processor it is finite; on mesh {feed.mesh} sums are of another order or dtype", fix
     finite_loss = [] if 0 in report.results else ["its loss is finite, its gradients are not"]
-    return "; ".join([*finite_loss, *_already(report.given), *map(str, report.made)])
+    return "; ".join([*finite_loss, *_already(report.given), *map(str, report.made)]), fix
+
+
+def _wrong_label(step: TrainStep, model: Any, batch: Any, at: int) -> str:
+    """Which label lies outside the classes, if one does: the loss is NaN by it."""
+    with checking_labels():
+        try:
+            bind(lambda *args: step.loss(*args)[0], Mesh("all=1"), Layout(""))(model, batch, np.int32(at))
+        except CheckError as error:
+            return f"{error.fact.removeprefix('check failed: ')}; {error.given_state.partition('   ')[0]}"
+    return ""
 
 
 def _already(given: Sequence[BadArgument]) -> list[str]:

@@ -1,6 +1,6 @@
 """Many processes as one program: how they find each other, and fail.
 
-Imports the errors of the house alone. `join` and `share_out` come before anything that starts JAX, and do not start it.
+Imports errors alone. `join` and `share_out` come before anything that starts JAX, and do not start it.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import jax
 from ..errors import WeftError
 
 COORDINATOR, PROCESSES, PROCESS = "WEFT_COORDINATOR", "WEFT_PROCESSES", "WEFT_PROCESS"
+LAUNCHED = "WEFT_LAUNCHED"  # the words of `weft launch` that this process was started by, for the command that goes on
 DEVICES = "WEFT_DEVICES"  # the accelerators that are this process's own, like `2,3`; all by default
 ELASTIC = "WEFT_ELASTIC"  # how many processes there are when none is missing; those there are go on without the rest
 CRASHED = 70  # the exit status of one of many processes that failed without an explanation
@@ -64,7 +65,7 @@ def join(
     elif (coordinator, processes, process) == (None, None, None):
         return 1
     if coordinator is None or processes is None or process is None:
-        raise _missing(coordinator, processes, process)
+        raise _explain_missing(coordinator, processes, process)
     if not 0 <= process < processes:
         raise ProcessError(
             f"there is no process {process} among {processes}", fix=f"number them from 0 to {max(processes - 1, 0)}"
@@ -84,7 +85,7 @@ def join(
     return processes
 
 
-def started(processes: int | None = None) -> int | None:
+def count_started(processes: int | None = None) -> int | None:
     """How many processes were started as one program; None where only JAX can tell."""
     processes = _number(PROCESSES, 1) if processes is None else processes
     if processes is None and (cluster := _find_cluster()) is not None:
@@ -152,7 +153,7 @@ def _own_devices() -> list[int] | None:
     return [int(part) for part in text.split(",")] if text else None
 
 
-def _missing(coordinator: str | None, processes: int | None, process: int | None) -> ProcessError:
+def _explain_missing(coordinator: str | None, processes: int | None, process: int | None) -> ProcessError:
     flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     here = " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
     missing = " and ".join(flag for flag, value in flags.items() if value is None)

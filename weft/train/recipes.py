@@ -6,6 +6,7 @@ runs gave is put together here as plain values and as a page of Markdown.
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ def read_recipe(folder: Path, name: str, *, is_small: bool) -> Recipe:
     path = known[name]
     values, _ = _READER.toml(path)
     _READER.check({key: values.get(key) for key in _SHAPE}, _SHAPE, str(path))
-    config = path.parent / values["config"]
+    config = Path(os.path.normpath(path.parent / values["config"]))
     if not is_file(config):
         raise RecipeError(f"{path} names {config}, which is not there", fix="name a TOML file beside the recipe")
     small = values.get("small", {}) if is_small else {}
@@ -128,7 +129,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("run", "seconds")}
 
 
-def reached(recipe: Recipe, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
+def list_reached(recipe: Recipe, results: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """The published figure's counterpart, of each run that has one."""
     if recipe.published is None:
         return []
@@ -201,7 +202,7 @@ def summary_of(recipe: Recipe, folders: Mapping[str, Path], judged: Mapping[str,
     summary: dict[str, Any] = {"recipe": recipe.name, "title": recipe.title, "runs": results}
     if recipe.published is not None:
         summary["published"] = {"value": recipe.published.value, "what": recipe.published.what}
-    if found := reached(recipe, results):
+    if found := list_reached(recipe, results):
         summary |= {"mean": sum(found) / len(found), "spread": max(found) - min(found)}
     if recipe.one_curve and len(folders) > 1:
         summary["differences"] = curve_differences(folders, recipe.like)

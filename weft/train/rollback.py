@@ -26,6 +26,7 @@ class Rollback:
             raise TrainingError(
                 f"{spike}, and the {self._count}th that follows step {saver.at}",
                 fix='lower `schedule.rate`, or leave spikes out one by one: `--changed --set train.spikes="skip"`',
+                step=spike.step,
             )
         skipped = spike.step - saver.at
         saver.skipped += skipped

@@ -4,26 +4,27 @@ What is in a folder is whole when it is there: it is written beside and renamed.
 """
 
 import contextlib
+import json
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from .. import data, models
 from ..data.atomic import lock
-from ..errors import WeftError
+from ..errors import WeftError, closest
 from ..interop.files import atomic_folder
 from ..layout import LayoutLike, Region, as_layout
 from ..mesh import MeshLike, as_mesh
 from ..nn.freezing import tensors_by_path
 from ..small_files import Reader, is_file
-from ..spmd.place import sharding_of
-from .checkpoints import CheckpointError, Checkpoints
+from ..spmd.place import sharding_as_stored
+from .checkpoints import CHECKPOINTS, CheckpointError, Checkpoints, checkpoints_of
 from .config import CONFIG, RunConfig, parse
 from .keys import lines_of
 from .own.model import OwnModel
@@ -31,12 +32,25 @@ from .own.trust import Trust
 from .settings import toml_text
 from .step import arrays_of, refill, shapes_of_model
 
-CHECKPOINTS, CACHE, LOCK = "checkpoints", "cache", ".lock"
+CACHE, LOCK = "cache", ".lock"
+MOST_NAMED = 8  # runs that an error lists
 ORIGIN = "hugging_face"  # what was beside the weights that the run began with
 
 
 class RunError(WeftError):
     """A run that is not there, not whole, or in use."""
+
+
+def no_run_error(folder: Path) -> RunError:
+    """The error of a folder that is no run's; it names those beside it and in `runs`."""
+    fix = "give the folder of a run, like `runs/tiny`"
+    if folder.suffix == ".toml" and is_file(folder):
+        fix = f"that is a run's file; give the folder it trains into (`weft train {folder}` says which)"
+    else:
+        there = {str(config.parent) for place in (folder.parent, Path("runs")) for config in place.glob(f"*/{CONFIG}")}
+        near = closest(str(folder), there)
+        fix = near if there and (len(there) <= MOST_NAMED or near.startswith("did")) else fix
+    return RunError(f"there is no run in {folder}: no {CONFIG}", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ class Run:
         """The configuration of the run."""
         path = self.folder / CONFIG
         if not is_file(path):
-            raise RunError(f"there is no run in {self.folder}: no {CONFIG}", fix="give the folder of a run")
+            raise no_run_error(self.folder)
         values, text = Reader(RunError, fix="mend it").toml(path)
         return parse(values, lines_of(path, text), trust=self.trust)
 
@@ -84,8 +98,8 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        checkpoint = self.settings.checkpoint
-        return Checkpoints(self.folder / CHECKPOINTS, keep=checkpoint.keep, best=checkpoint.best)
+        """Those that are kept, by step."""
+        return checkpoints_of(self.folder, self.settings.checkpoint)
 
     @property
     def tokenizer(self) -> data.Tokenizer:
@@ -94,7 +108,9 @@ class Run:
             named = self.settings.tokenizer if (self.folder / CONFIG).exists() else {}
             return data.load_tokenizer(self.folder, end=named.get("end"), pad=named.get("pad"))
         except data.DataError as error:
-            raise RunError(f"the run {self.folder} has no tokenizer: {error.fact}", fix=error.fix) from None
+            files = "`tokenizer.json`, `tokenizer.model`, or `vocab.json` with `merges.txt`"
+            fix = f"copy the model's own into {self.folder}: {files}"
+            raise RunError(f"the run {self.folder} has no tokenizer: {error.fact}", fix=fix) from None
 
     def load(
         self,
@@ -113,14 +129,23 @@ class Run:
         where = () if mesh is None else (as_mesh(mesh), as_layout(layout))
         shapes = shapes_of_model(self.settings, *where)
         checkpoints = self.checkpoints
-        last = checkpoints.chosen(step, best=best)
-        steps = [number for number in checkpoints.steps if number <= last][-average:]
-        if len(steps) < average:
-            raise RunError(
-                f"{average} checkpoints were to be averaged, and there are {len(steps)}", fix="average fewer"
-            )
+        steps = _last_steps(checkpoints, checkpoints.choose(step, best=best), average)
         weights = [load_weights(checkpoints, number, shapes, where) for number in steps]
         return refill(shapes, weights[0] if average == 1 else jax.tree.map(lambda *xs: sum(xs) / average, *weights))
+
+    def weights_print(self, step: int, average: int = 1) -> str:
+        """What says that a step's weights, or the mean of so many, are the same."""
+        checkpoints = self.checkpoints
+        sums = [checkpoints.metadata(number)["sums"] for number in _last_steps(checkpoints, step, average)]
+        return f"{zlib.crc32(json.dumps(sums, sort_keys=True).encode()):08x}"
+
+
+def _last_steps(checkpoints: Checkpoints, last: int, count: int) -> list[int]:
+    """So many steps that there are checkpoints of, up to the last."""
+    steps = [number for number in checkpoints.steps if number <= last][-count:]
+    if len(steps) < count:
+        raise RunError(f"{count} checkpoints were to be averaged, and there are {len(steps)}", fix="average fewer")
+    return steps
 
 
 def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequence[Any]) -> dict[str, Any]:
@@ -128,12 +153,11 @@ def load_weights(checkpoints: Checkpoints, step: int, shapes: Any, where: Sequen
     stored = checkpoints.dtypes(step)
     averaged = {is_one[1]: path for path in stored if (is_one := re.match(r"optimizer\.\d+\.averaged\.(.*)", path))}
     region = Region(*where) if where else None
-    alone = SingleDeviceSharding(jax.devices()[0])
     names, like = {}, {}
     for path, x in tensors_by_path(shapes).items():
         names[path] = name = averaged.get(path, f"params.{path}")
-        sharding = alone if region is None else sharding_of(x.dims, x.kind.store, region)
-        like[name] = jax.ShapeDtypeStruct(x.dims.sizes, stored.get(name, x.dtype), sharding=sharding)
+        dtype, sharding = stored.get(name, x.dtype), sharding_as_stored(x, region)
+        like[name] = jax.ShapeDtypeStruct(x.dims.sizes, dtype, sharding=sharding)
     arrays = checkpoints.load(step, like)
     return {path: arrays[name] for path, name in names.items()}
 

@@ -15,11 +15,10 @@ import numpy as np
 from ..models import fields
 from ..spmd.step import TrainState, TrainStep
 from ..spmd.together import broadcast_int
-from .checkpoints import CheckpointError, Checkpoints, OtherModelError
+from .checkpoints import CheckpointError, OtherModelError, checkpoints_of
 from .config import RunConfig
 from .interface import Listener, Outcome, TrainingError, before_a_step
 from .own.model import OwnModel
-from .runs import CHECKPOINTS
 from .spikes import is_of_spikes
 from .start import first_weights
 from .step import arrays_of, optimizer_metrics, read_scalar, refill, shapes_of_model
@@ -33,13 +32,13 @@ class Saver:
 
     def __init__(self, config: RunConfig, folder: Path, listener: Listener, stop: Stop, command: str):
         self.config, self.folder, self.listener = config, folder, listener
-        keep, best = config.checkpoint.keep, config.checkpoint.best
-        self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep, best=best)
+        self.checkpoints = checkpoints_of(folder, config.checkpoint)
         self.at, self.skipped, self.is_saved = 0, 0, True
         """Where it resumed, how many batches spikes made it leave out before, and whether the last save went well."""
         self.data: dict[str, Any] | None = None
         """Where the data were when that was saved, of data that have a state."""
         self._stop, self._command = stop, command
+        self._saving = 0  # the step whose state was last to be written
 
     def stand_at_last(self) -> None:
         """Ended before its first step, a start stands where it would have resumed."""
@@ -51,7 +50,7 @@ class Saver:
 
     # Restoring.
 
-    def finished(self, step: TrainStep) -> Outcome | None:
+    def check_finished(self, step: TrainStep) -> Outcome | None:
         """How the run ended, if it did and its last state is whole."""
         steps = self.config.train.steps
         at = broadcast_int(self._last_unbroken(self.checkpoints.steps))
@@ -93,7 +92,7 @@ class Saver:
                 steps = [number for number in steps if number < at]
         if is_tried or broadcast_int(len(self.checkpoints.steps)):
             raise TrainingError(
-                f"no checkpoint in {self.checkpoints.folder} can be read",
+                f"no checkpoint in {self.checkpoints.store} can be read",
                 fix="name another folder with --run, or remove this one to begin anew",
             )
         self.checkpoints.check_none_lost()
@@ -158,6 +157,7 @@ class Saver:
         metadata = {"config": self.config.to_dict(), "loss": loss, "past": self.skipped, "not_finite": not_finite}
         metadata |= {} if data is None else {"data": data}
         self.wait(is_last=is_last)  # that the one before it failed keeps nothing from it
+        self._saving = at
         self.is_saved = self._try(lambda: self.checkpoints.save(at, arrays_of(state), metadata), is_last)
 
     def report_failure(self, *, is_last: bool) -> None:
@@ -178,6 +178,13 @@ class Saver:
         """The last good checkpoint, where the last state is not saved and there is one."""
         return None if self.is_saved else max(self.checkpoints.steps, default=None)
 
+    def end_by(self, error: TrainingError) -> Outcome:
+        """How a run ended that could not go on: what no checkpoint has is lost."""
+        self.is_saved = False
+        at = self.at if error.step is None else error.step
+        steps, kept = self.config.train.steps, self.last_kept
+        return Outcome(at, steps, error.fact, is_saved=False, not_finite=error.not_finite, kept=kept)
+
     def __enter__(self) -> "Saver":
         return self
 
@@ -194,7 +201,7 @@ class Saver:
             kept = self.checkpoints.steps
             last = f"the last good checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint yet"
             if self.config.checkpoint.stop_if_full:
-                raise TrainingError(f"{error.fact}; {last}", fix=error.fix) from error
+                raise TrainingError(f"{error.fact}; {last}", fix=error.fix, step=self._saving) from error
             goes_on = "" if is_last else "; training goes on"
             self.listener.say(f"NOT SAVED: {error.fact}; {last}{goes_on}. fix: {error.fix}")
             return False

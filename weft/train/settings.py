@@ -83,6 +83,7 @@ class RunConfig:
 
     @property
     def length(self) -> int:
+        """Tokens in a sequence: what `train` says, or else the model's."""
         return self.train.length or self.model.length
 
     @property

@@ -25,7 +25,7 @@ def slide(config: RunConfig, window: int, stride: int | None, mesh: Mesh, layout
         raise EvaluationError(
             f"windows slide over texts, and `{model.name}` is {what}", fix="leave out --window and --stride"
         )
-    most = _sized(config).max_positions
+    most = _config_of(config).max_positions
     if model.positions == "learned" and window > most:
         raise EvaluationError(
             f"the window has {window} tokens, and the model has learned {most} positions",
@@ -46,11 +46,11 @@ def size_of_windows(
 ) -> TransformerConfig:
     """The sizes for so many windows at once; if not said, for a training batch."""
     rows = batch or max(min(config.batch * config.length, MOST_TOKENS) // sliding.length, 1)
-    sized = _sized(config)
+    sized = _config_of(config)
     return dataclasses.replace(sized, batch=round_up_batch(rows, mesh, layout), max_length=sized.max_positions)
 
 
-def _sized(config: RunConfig) -> TransformerConfig:
+def _config_of(config: RunConfig) -> TransformerConfig:
     """The run's model, which is one of tokens."""
     model = config.sized_model
     assert isinstance(model, TransformerConfig)

@@ -1,6 +1,8 @@
 """One step of training by a run's configuration: loss, gradients, update, EMA.
 
-A step that is bad (its gradients are not finite, or it is a spike that is not kept) changes nothing and is counted.
+Loss scaling, gradient clipping and gradient accumulation stand here around the language's train step.
+A step that is bad (its loss or gradients are not finite, or it is a spike that is not kept) changes nothing and is
+counted.
 """
 
 from collections.abc import Mapping
@@ -141,14 +143,12 @@ def make_step(config: RunConfig, mesh: Mesh | None = None, layout: Layout | None
 
 def update(config: RunConfig) -> optax.GradientTransformation:
     """The optimizer with clipping, loss scale, the guard against bad steps, and EMA."""
-    parts = [_guarded(optimizer(config), config)]
+    parts = [_guard(optimizer(config), config)]
     if config.train.loss_scale is not None:
         parts.insert(0, optax.scale(1 / config.train.loss_scale))
     if config.train.average is not None:
         parts.append(_ema(config.train.average))
     chain = optax.chain(*parts)
-    if config.train.spikes == KEEP:
-        return chain
 
     def change(gradients: Any, state: Any, params: Any = None, *, value: Any) -> Any:
         return chain.update(gradients, state, params, value=value / (config.train.loss_scale or 1.0))
@@ -156,11 +156,11 @@ def update(config: RunConfig) -> optax.GradientTransformation:
     return optax.GradientTransformationExtraArgs(chain.init, change)
 
 
-def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.GradientTransformation:
+def _guard(inner: optax.GradientTransformation, config: RunConfig) -> optax.GradientTransformation:
     """The optimizer on gradients clipped to a norm; a bad step changes nothing.
 
-    One whose norm is not finite is bad, and a spike where these are not kept. As `optax.clip_by_global_norm` and
-    `optax.apply_if_finite`, with one norm for both and for the log: its sums are what the update sends.
+    One whose loss or norm is not finite is bad, and a spike where these are not kept. As `optax.clip_by_global_norm`
+    and `optax.apply_if_finite`, with one norm for both and for the log: its sums are what the update sends.
     """
     clip, train = config.optimizer.clip, config.train
 
@@ -170,11 +170,9 @@ def _guarded(inner: optax.GradientTransformation, config: RunConfig) -> optax.Gr
             inner.init(params), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), spikes
         )
 
-    def change(
-        gradients: Any, state: GuardedState, params: Any = None, *, value: Any = None
-    ) -> tuple[Any, GuardedState]:
+    def change(gradients: Any, state: GuardedState, params: Any = None, *, value: Any) -> tuple[Any, GuardedState]:
         norm = optax.tree.norm(gradients)
-        is_finite = is_good = jnp.isfinite(norm)
+        is_finite = is_good = jnp.isfinite(norm) & jnp.isfinite(value)
         spikes = state.spikes
         if spikes is not None:
             is_one, spikes = is_spike(spikes, value, norm, train.spike_sigmas)

@@ -89,7 +89,7 @@ class Stop:
     def check(self) -> None:
         """Raises where a signal came and what heard of it went on all the same."""
         if self.reason is not None and not self.has_begun:
-            raise self.interrupted(signal.Signals[self.reason])
+            raise self.make_interrupted(signal.Signals[self.reason])
 
     def is_wanted(self) -> bool:
         """Whether to stop now; to be asked by every process at the same places."""
@@ -101,7 +101,7 @@ class Stop:
             self.reason = signal.SIGTERM.name
         return self._is_agreed
 
-    def interrupted(self, number: int) -> Interrupted:
+    def make_interrupted(self, number: int) -> Interrupted:
         """What a signal is raised as."""
         lost = "what followed the last checkpoint is not saved" if self.has_begun else self.lost
         at = "" if self.has_begun or not self.at else f" at {self.at}"
@@ -111,7 +111,7 @@ class Stop:
         """What Python calls when a signal came."""
         is_first, self.reason = self.reason is None, signal.Signals(number).name
         if not self.has_begun or not is_first:
-            raise self.interrupted(number)
+            raise self.make_interrupted(number)
         if self._is_one_of_many:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -172,7 +172,7 @@ class _SignalWatch:
                 continue
             count += 1
             if count > 1 or (not self.stop.has_begun and not self._is_heard()):
-                end(self.stop.interrupted(number))
+                end(self.stop.make_interrupted(number))
 
     def _is_heard(self) -> bool:
         """Whether the main thread hears of a signal in time, or is over."""

@@ -72,6 +72,7 @@ class Optimizer:
     """
 
     name: str = one_of("adamw", "adam", "adafactor", "sgd", "momentum", "lion", "muon", "adamw8bit", "adam8bit")
+    """The rule of updates."""
     b1: float = bounded(0.9, least=0, below=1)
     """The decay of the mean of gradients (Adam, Lion)."""
     b2: float = bounded(0.95, least=0, below=1)
@@ -103,6 +104,7 @@ class Schedule:
     """The learning-rate schedule: a warmup, then `kind`."""
 
     kind: str = one_of("constant", "linear", "cosine", "rsqrt", "wsd", default="cosine")
+    """After the warmup; `rsqrt` falls with the root of the step, `wsd` stays until a cooldown."""
     rate: float = 1e-3
     """The highest learning rate."""
     warmup: int = bounded(0, least=0)
@@ -149,6 +151,8 @@ class Checkpoint:
     """Whether the best by evaluation is kept too."""
     last: bool = True
     """Whether the state after the last step is saved too, though it is not due; a run that is stopped always saves."""
+    path: str | None = None
+    """Where they lie, if not in the run's folder: `s3://bucket/folder` or `gs://bucket/folder`, of this run alone."""
     stop_if_full: bool = False
     """Whether training stops where a checkpoint cannot be written; otherwise it says so and goes on."""
 

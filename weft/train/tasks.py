@@ -14,7 +14,8 @@ from typing import Any
 
 from ..checks import is_whole
 from ..data import Tokenizer
-from ..decode.prompt_files import read_objects
+from ..data.files import lines
+from ..data.records import json_records
 from ..errors import closest
 from ..small_files import is_text
 from .evaluation import EvaluationError
@@ -48,7 +49,8 @@ class Question:
 
 def read_tasks(path: Path) -> list[Question]:
     """The tasks in a file, in order."""
-    tasks = [_read(record, f"{path}:{number}", path.stem) for number, record in read_objects(path)]
+    rows = json_records(path, lines(path), error=EvaluationError, example='{"context": "...", "choices": [...]}')
+    tasks = [_read(record, f"{path}:{number}", path.stem) for number, record in rows]
     if not tasks:
         raise EvaluationError(f"there is no task in {path}", fix=_FORM)
     return tasks

@@ -24,6 +24,7 @@ from .tables import Tracking
 
 _FILE = "trackers.json"
 _WAITING = 10_000  # rows kept while a service does not take them
+_AT_ONCE = 100  # as many as an MLflow server takes of parameters in a request
 _SECONDS = 30.0  # for the last rows, at the end
 Send = Callable[[int, Mapping[str, float]], None]
 
@@ -128,15 +129,16 @@ def _open_mlflow(
     settings: Tracking, folder: Path, config: Mapping[str, Any], ids: dict[str, str]
 ) -> tuple[Send, Callable[[], None]]:
     mlflow = import_library("mlflow", "`metrics.mlflow`", TrackerError)
+    entities = import_library("mlflow.entities", "`metrics.mlflow`", TrackerError)
     client = mlflow.MlflowClient(tracking_uri=settings.mlflow)
     if "mlflow" not in ids:
         found = client.get_experiment_by_name(settings.project)
         experiment = client.create_experiment(settings.project) if found is None else found.experiment_id
         ids["mlflow"] = client.create_run(experiment, run_name=folder.name).info.run_id
-        for key, value in flat(dict(config)).items():
-            client.log_param(ids["mlflow"], key, str(value)[:500])
+        params = [entities.Param(key, str(value)[:500]) for key, value in flat(dict(config)).items()]
+        for first in range(0, len(params), _AT_ONCE):
+            client.log_batch(ids["mlflow"], params=params[first : first + _AT_ONCE])
         _keep_ids(folder, ids)
-    entities = import_library("mlflow.entities", "`metrics.mlflow`", TrackerError)
 
     def send(step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)

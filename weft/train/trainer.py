@@ -48,11 +48,19 @@ class Trainer:
             try:
                 saver.stand_at_last()
                 step = make_step(config, self.mesh, self.layout)
-                if (outcome := saver.finished(step)) is not None:
-                    return outcome
+                finished = saver.check_finished(step)
+                if finished is not None and not (finished.not_finite and options.find_nan):
+                    return finished
                 prepared = prepare(config, folder, step, saver, listener, stop, options)
-                with prepared.open():
-                    outcome = train(prepared)
+                try:
+                    with prepared.open():
+                        outcome = train(prepared) if finished is None else finished
+                        if finished is not None and prepared.nan_search is not None:  # the step that it ended with
+                            log = prepared.log_from(saver.at)
+                            prepared.nan_search.check(prepared.state, saver.at, skipped=saver.skipped, log=log)
+                except TrainingError as error:
+                    folder.write_outcome(finished or saver.end_by(error))
+                    raise
             except Interrupted as error:
                 if stop.has_begun:
                     raise

@@ -27,15 +27,14 @@ def reword(fix: str, layout: str = "", form: str = OPTION) -> str:
     fix = re.sub(r"`Mesh\('[^']*', devices='cpu'\)`", "`JAX_PLATFORMS=cpu`", fix)
     fix = re.sub(r"`Mesh\('([^']*)'\)`", lambda match: f"`{mesh.format(match[1])}`", fix)
     fix = re.sub(r", or rename one dim to an unsplit name: `x\.rename\(.*?\)`", "", fix)
-    return fix.replace("(`wf.trace`)", "(`weft show`)").replace(
-        "make the mesh before the first JAX computation, or ", ""
-    )
+    fix = re.sub(r"write `wf\.Mesh\(.*?\)` above the first line that computes \(.*?\), or ", "", fix)
+    return fix.replace("(`wf.trace`)", "(`weft show`)")
 
 
 _PADDED = re.compile(
     r"make `(?P<dim>\w+)` (?P<multiple>a multiple of \d+ \(nearest: (?:\d+, )?(?P<size>\d+)\)), pad it before it"
     r" comes here \(`wf\.pad_to\(.*?\)`(?:; in a model's configuration (?P<field>`\w+=\d+`))?"
-    r"(?P<more>; for [^`]*`[^`]*`)?\), rename it .*?\)`\), or drop"
+    r"(?P<more>; for [^`)]*)?\), rename it .*?\)`\), or drop"
 )
 
 

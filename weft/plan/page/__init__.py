@@ -65,36 +65,35 @@ def page(
         ("turns", "Turns", turns_panel(builder)),
     ]
     shown = [panel for panel in panels if panel[2]]
-    script = "".join(map(_file, _SCRIPTS))
-    text = _fill_template(
+    content = _fill_template(
         "template.html",
-        title=html.escape(program.title),
-        policy=_policy(_FIRST, script),
-        style=_file("page.css"),
         first=_FIRST,
         header=_header(builder),
         tabs=_tabs(shown),
         panels="".join(_panel(*panel) for panel in shown),
         sources=builder.sources.markup(),
         told=json_for_html(_script_data(builder)),
-        script=script,
     )
-    return Page(text.encode("utf-8", "replace").decode())  # source files may hold halves of characters
+    return _frame(program.title, content, "".join(map(_file, _SCRIPTS)), _FIRST)
 
 
 def search_page(found: Ranking, name: str = "search") -> Page:
     """The page of a search: time against memory, the front, and the plans."""
-    script = _file("search.js")
+    content = _fill_template("search.html", header=search_header(found, name), body=search_body(found))
+    return _frame(name, content, _file("search.js"))
+
+
+def _frame(title: str, content: str, script: str, *more: str) -> Page:
+    """The whole page, which runs this script last; `more` are those in its content."""
     text = _fill_template(
-        "search.html",
-        title=html.escape(name),
-        policy=_policy(script),
+        "frame.html",
+        title=html.escape(title),
+        policy=_policy(*more, script),
         style=_file("page.css"),
-        header=search_header(found, name),
-        body=search_body(found),
+        content=content,
         script=script,
     )
-    return Page(text)
+    return Page(text.encode("utf-8", "replace").decode())  # source files may hold halves of characters
 
 
 def _draw(shown: Program | Plan | Ranking | Measured, against: Program | Plan | None) -> Page:
@@ -124,12 +123,12 @@ def _policy(*scripts: str) -> str:
 
 def _header(builder: PageBuilder) -> str:
     name = html.escape(builder.main.program.name or "a program")
-    settings = "".join(_setting(builder, side) for side in builder.sides)
+    settings = "".join(_describe_setting(builder, side) for side in builder.sides)
     figures = "".join(_figures(builder, builder.main)) if len(builder.sides) == 1 else ""  # two have a table of them
     return f'<h1>{name}</h1><div class="settings">{settings}</div><div class="figures">{figures}</div>'
 
 
-def _setting(builder: PageBuilder, side: Side) -> str:
+def _describe_setting(builder: PageBuilder, side: Side) -> str:
     mesh = side.program.mesh
     letter = f'<b class="letter">{side.letter}</b> ' if len(builder.sides) > 1 else ""
     duplicated = side.program.flops_duplicated

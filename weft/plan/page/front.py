@@ -38,7 +38,7 @@ def search_body(found: Ranking) -> str:
     for plan in (*found.front, *found.plans, *(each.best for each in found.classes)):
         if plan not in plans:
             plans.append(plan)
-    words = "".join(f"<p>{html.escape(line)}</p>" for line in found.words())
+    words = "".join(f"<p>{html.escape(line)}</p>" for line in (*found.words(), *map(str, found.classes)))
     return f'{_chart(found, plans)}<div class="words">{words}</div>{_table(found, plans)}'
 
 
@@ -71,7 +71,7 @@ def _chart(found: Ranking, plans: Sequence[Ranked]) -> str:
         at = f'cx="{x(plan.memory_bytes):.1f}" cy="{y(plan.seconds):.1f}"'
         parts.append(
             f'<circle class="dot {kind}" {at} r="{7 if plan == found.best else 5}" data-row="{i}" tabindex="-1">'
-            f"<title>{html.escape(_said(plan))}</title></circle>"
+            f"<title>{html.escape(_describe(plan))}</title></circle>"
         )
     best = found.best
     anchor = "end" if x(best.memory_bytes) > _WIDE * 0.7 else "start"
@@ -85,7 +85,7 @@ def _chart(found: Ranking, plans: Sequence[Ranked]) -> str:
     return (
         f'<p class="legend turns-legend">{_legend()}</p><div class="wide">'
         f'<svg class="chart" {box} tabindex="0" role="group" aria-label="{label}">{"".join(parts)}</svg></div>'
-        f'<p class="readout" role="status">{html.escape(_said(best))}</p>'
+        f'<p class="readout" role="status">{html.escape(_describe(best))}</p>'
     )
 
 
@@ -95,7 +95,7 @@ def _legend() -> str:
     return "".join(f'<span class="key">{dot.format(kind)}{text}</span>' for kind, text in kinds)
 
 
-def _said(plan: Ranked) -> str:
+def _describe(plan: Ranked) -> str:
     fits = "" if plan.fits else ", does not fit"
     return f"{plan.text}: {time_text(plan.seconds)}, MFU {plan.mfu:.1%}, {size_text(plan.memory_bytes)}{fits}"
 

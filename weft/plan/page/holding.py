@@ -29,7 +29,7 @@ def _figures(builder: PageBuilder, side: Side) -> str:
     low, high = memory.range
     around = "" if low == high else f"between {size_text(low)} and {size_text(high)}"
     figures = [figure(size_text(memory.peak), f"at the peak, on one {memory.target}", around)]
-    figures += [figure(size_text(memory.arguments), "arguments", _donated(memory))]
+    figures += [figure(size_text(memory.arguments), "arguments", _donated_text(memory))]
     figures += [figure(size_text(memory.outputs), "outputs")]
     if (plan := side.plan) is not None:
         kind = "fits" if plan.fits else "does not fit"
@@ -38,7 +38,7 @@ def _figures(builder: PageBuilder, side: Side) -> str:
     return f'{title if len(builder.sides) > 1 else ""}<div class="figures">{"".join(figures)}</div>'
 
 
-def _donated(memory: Memory) -> str:
+def _donated_text(memory: Memory) -> str:
     return f"{size_text(memory.donated)} donated" if memory.donated else ""
 
 

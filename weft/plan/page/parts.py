@@ -12,7 +12,7 @@ from ...program import Program
 from ...program.array_type import ArrayType
 from ...program.memory import Memory
 from ...tensor import short_dtype
-from ...text import layout_text
+from ...text import layout_text, list_once
 from ..cost import Plan
 from .sources import SourceLines
 from .tensors import Named, Tensors
@@ -75,7 +75,7 @@ class PageBuilder:
 
     def type(self, *types: ArrayType) -> str:
         """Types with their axes in colours."""
-        return ", ".join(type_.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for type_ in types)
+        return list_once(type_.text(self.axis, lambda dtype: html.escape(short_dtype(dtype))) for type_ in types)
 
     def mesh(self, mesh: Mesh) -> str:
         """A mesh as it is written, in colours."""

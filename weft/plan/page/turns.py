@@ -126,7 +126,7 @@ def _span(word: str, numbers: Sequence[int]) -> str:
 
 
 def _grid(schedule: PipelineSchedule | RingSchedule, draw: _PipelineGrid | _RingGrid) -> str:
-    turns, places = _drawn(schedule.turns, _MOST_TURNS), _drawn(schedule.ways, _MOST_PLACES)
+    turns, places = _choose_drawn(schedule.turns, _MOST_TURNS), _choose_drawn(schedule.ways, _MOST_PLACES)
     gap = '<td class="gap">⋯</td>'
     heads = "".join(gap if turn is None else f'<th scope="col">{turn}</th>' for turn in turns)
     rows = []
@@ -150,10 +150,10 @@ def _cell(kind: str, text: str, said: str, number: int) -> str:
     return f'<td class="{kind}"{hue} title="{html.escape(said)}">{text}</td>'
 
 
-def _drawn(count: int, most: int) -> list[int | None]:
+def _choose_drawn(count: int, most: int) -> list[int | None]:
     """Which of so many are drawn: all, or the first and the last, None between them.
 
-    >>> _drawn(3, 4), _drawn(9, 4)
+    >>> _choose_drawn(3, 4), _choose_drawn(9, 4)
     ([0, 1, 2], [0, 1, None, 8])
     """
     if count <= most:

@@ -1,7 +1,7 @@
 """Code of the user's that is named in text: a file and a function in it.
 
-Imports the errors of the house alone. A call's file and what it imports from beside it are its sources: a run keeps a
-copy of them, and their hash says whether they are still what it was begun with.
+Imports errors alone. A call's file and what it imports from beside it are its sources: a run keeps a copy of them, and
+their hash says whether they are still what it was begun with.
 """
 
 import ast
@@ -38,9 +38,15 @@ class UsersError(WeftError):
 @contextlib.contextmanager
 def users_code(failed: str, state: str = "") -> Iterator[None]:
     """Runs what the user wrote, printing to stderr; its errors say that it `failed`."""
+    with users_errors(failed, state), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def users_errors(failed: str, state: str = "") -> Iterator[None]:
+    """The same in a thread: what is printed stays, since stdout is of all threads."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     except WeftError:
         raise
     except (Exception, SystemExit) as error:
@@ -159,7 +165,7 @@ class OwnCall:
             name = path.relative_to(self.file.parent).as_posix()
             if name not in found and path.is_file():
                 found[name] = path.read_bytes()
-                waiting += _imported_beside(self.file.parent, path, found[name])
+                waiting += _find_imported(self.file.parent, path, found[name])
         if (size := sum(map(len, found.values()))) > _MOST_BYTES:
             fact = f"`{self.name}` and what it imports from beside it are {size / 1e6:,.1f} MB"
             raise CodeError(fact, fix="keep a run's code in a folder of its own: it is copied", at=self.at)
@@ -178,7 +184,7 @@ def print_of(sources: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def _imported_beside(root: Path, path: Path, content: bytes) -> list[Path]:
+def _find_imported(root: Path, path: Path, content: bytes) -> list[Path]:
     """The files below `root` that a file imports."""
     try:
         nodes = list(ast.walk(ast.parse(content)))

@@ -16,7 +16,7 @@ from ...data.own import OwnRows
 from ...data.streams import OwnStream
 from ...dims import Dim
 from ...tensor import Tensor, tensor
-from .code import CodeError, OwnCall, users_code
+from .code import CodeError, OwnCall, users_code, users_errors
 from .trust import Trust, need_trust
 
 Opened = OwnRows | OwnStream
@@ -55,10 +55,10 @@ class OwnData:
         if given is None:
             return None
         if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping | str):
-            with users_code(f"a row of `{self.call.name}` could not be read"):
-                return OwnRows(given, self.call.name, weighted=self._weighted)
+            with users_code(f"`{self.call.name}` could not be read"):
+                return OwnRows(given, self.call.name, weighted=self._weighted, reading=users_errors)
         if hasattr(given, "__iter__") and not isinstance(given, Mapping | str):
-            with users_code(f"a row of `{self.call.name}` could not be read"):
+            with users_code(f"`{self.call.name}` could not be read"):
                 return self._stream(part, given)
         fix = "give something with a length, and a dict of arrays for each number: a list of dicts, or a class"
         fact = f"`{self.call.name}` gave {given!r:.60} for the part {part!r}"
@@ -78,7 +78,7 @@ class OwnData:
         def open() -> Any:
             return first.pop() if first else self.call(part)
 
-        return OwnStream(open, self.call.name, is_exact=is_exact, weighted=self._weighted)
+        return OwnStream(open, self.call.name, is_exact=is_exact, weighted=self._weighted, reading=users_errors)
 
 
 def _shape(batch: int, names: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype) -> Tensor:

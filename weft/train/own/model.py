@@ -4,9 +4,11 @@ Imports the language and the layers' weights. `make(**options)` gives an Equinox
 dims; `loss(batch, key)` of it gives a scalar, or a scalar and metrics by name. In evaluation the key is None.
 """
 
+import linecache
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import equinox as eqx
@@ -72,7 +74,9 @@ class OwnModel:
             try:
                 returned = model.loss(dict(batch), key)
             except KeyError as error:
-                raise _of_missing(self.call, error, batch) from error
+                if (missing := _of_missing(self.call, error, batch)) is not None:
+                    raise missing from error
+                raise
         pair = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
         value, metrics = pair
         if not _is_scalar(value):
@@ -143,13 +147,22 @@ def _place(call: OwnCall, model: Any) -> str | None:
     return call.at if code is None else f"{short_path(code.co_filename)}:{code.co_firstlineno} in loss"
 
 
-def _of_missing(call: OwnCall, error: KeyError, batch: Mapping[str, Any]) -> Exception:
-    """The error of a loss that asks for what rows do not have; or that error itself."""
-    frames: Sequence[Any] = traceback.extract_tb(error.__traceback__)
+def _of_missing(call: OwnCall, error: KeyError, batch: Mapping[str, Any]) -> CodeError | None:
+    """The error of a loss that asks a batch for what rows do not have, or None."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     name = error.args[0] if error.args else None
-    if not isinstance(name, str) or name in batch or not frames:
-        return error
-    at = f"{short_path(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
+    asked = _find_asked(error, frame)
+    if not isinstance(name, str) or not isinstance(asked, Mapping) or asked.keys() != batch.keys():
+        return None
+    at = f"{short_path(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
     has = ", ".join(f"`{each} [{x.dims}]`" for each, x in batch.items())
     fact = f"the loss of `{call.name}` asks for `{name}`, and a batch has none"
     return CodeError(fact, state=f"it has {has}", fix=closest(name, batch), at=at)
+
+
+def _find_asked(error: KeyError, frame: FrameType) -> Any:
+    """What was asked for the key, if the line names it: `batch` of `batch["x"]`."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    line = linecache.getline(place.filename, place.lineno or 0).encode()
+    name = line[place.colno : place.end_colno].decode(errors="replace").partition("[")[0]
+    return frame.f_locals.get(name, frame.f_globals.get(name))

@@ -33,7 +33,7 @@ def need_trust(call: OwnCall, file: Path, trust: Trust) -> None:
 
 def remember(call: OwnCall) -> None:
     """Keeps the hash of a call's code, so that it is not asked about again."""
-    path, known = _known_file(), _known()
+    path, known = _known_file(), _read_known()
     with contextlib.suppress(OSError):  # without a home it is asked about again
         if (line := call.print()) not in known:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def _is_own(call: OwnCall, file: Path) -> bool:
     is_in_folder = any((file.parent / name).exists() for name in _FOLDER) and file.name == "config.toml"
     if not is_in_folder and all(_is_mine(path) for path in (file, call.file)):
         return True
-    return call.print() in _known()
+    return call.print() in _read_known()
 
 
 def _is_mine(path: Path) -> bool:
@@ -58,7 +58,7 @@ def _known_file() -> Path:
     return Path(base or Path.home() / ".local" / "state") / "weft" / "code-that-was-run"
 
 
-def _known() -> set[str]:
+def _read_known() -> set[str]:
     try:
         return set(_known_file().read_text(encoding="utf-8").split())
     except (OSError, UnicodeDecodeError):
