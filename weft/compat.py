@@ -186,9 +186,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def is_of_deleted_array(error: jax.errors.JaxRuntimeError) -> bool:
-    """Whether an array was asked for whose buffers were deleted or donated."""
-    return "deleted or donated" in str(error)
+def wait_for(array: Any) -> None:
+    """Waits until an array is computed.
+
+    One whose buffers were deleted or donated, wholly or in part and perhaps under another array, is done.
+    """
+    try:
+        if not array.is_deleted() and not array.is_ready():
+            array.block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        if "deleted or donated" not in str(error):
+            raise
 
 
 def is_gradient_of_while(error: ValueError) -> bool:

@@ -8,11 +8,13 @@ import re
 import signal
 
 import jax
+import numpy as np
 import pytest
 
+import weft as wf
 from tests.cli.command import weft
 from weft.program.profile import read_op_names
-from weft.train import trainer
+from weft.train import profiling, trainer
 from weft.train.config import read
 from weft.train.profiling import Profile, ProfileError
 from weft.train.step import make_step
@@ -178,3 +180,28 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path):
         with profile.step(1):
             pass
     assert len(said) == 1 and said[0].startswith("NOT PROFILED: ")
+
+
+def test_an_array_of_which_a_slice_was_given_away_does_not_end_a_profile(run):
+    x = wf.put(wf.tensor(np.ones(4), "d"), mesh=wf.Mesh("rows=2"), layout="d:rows").array
+    x.addressable_shards[1].data.delete()  # `x` itself does not know
+    assert not x.is_deleted()
+    folder, heard = run("given-away", 2, 4)
+    assert heard[0].startswith(f"steps 2 to 4 are profiled in {folder};")
+
+
+def test_a_profile_that_could_not_be_ended_well_leaves_room_for_another(tmp_path, monkeypatch):
+    said = []
+
+    def fail(array):
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profiling, "wait_for", fail)
+        x = jax.numpy.ones(())  # something to wait for
+        with Profile(tmp_path, (0, 1), at=0, steps=10, say=said.append) as profile, profile.step(0):
+            pass
+    assert said == ["NOT PROFILED: the device is gone"] and x == 1
+    with Profile(tmp_path, (0, 1), at=0, steps=10, say=said.append) as profile, profile.step(0):
+        pass
+    assert said[1].startswith("steps 0 to 1 are profiled")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..compat import is_of_deleted_array
+from ..compat import wait_for
 from ..mesh import Mesh
 from ..ops.debug import failures
 from .compiling import compiler_options
@@ -85,10 +85,5 @@ def _wait_for_earlier_calls(results: Sequence[Any]) -> None:
     if not results or isinstance(results[0], jax.core.Tracer):
         return
     _in_flight.append(results[0])
-    if len(_in_flight) > _MOST_IN_FLIGHT and not (earlier := _in_flight.popleft()).is_deleted():
-        try:
-            if not earlier.is_ready():
-                earlier.block_until_ready()
-        except jax.errors.JaxRuntimeError as error:
-            if not is_of_deleted_array(error):  # an array of the same buffers was given away: it is done
-                raise
+    if len(_in_flight) > _MOST_IN_FLIGHT:
+        wait_for(_in_flight.popleft())

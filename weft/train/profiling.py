@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from ..compat import wait_for
 from ..errors import WeftError
 from ..program.profile import name_events
 from ..program.profiling import keep_own_scopes, start_profile
@@ -80,8 +81,11 @@ class Profile:
     def _close(self) -> None:
         self.is_running = False
         try:
-            jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
-            jax.profiler.stop_trace()
+            try:
+                for array in jax.live_arrays():
+                    wait_for(array)
+            finally:  # another profile may be wanted in this process
+                jax.profiler.stop_trace()
         except Exception as error:
             self.say(f"NOT PROFILED: {_first_line(error)}")
             return
