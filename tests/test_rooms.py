@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from tests.architecture.house import BELOW, Module, package_modules
+from tests.architecture.house import BELOW, package_modules
+from tests.architecture.source import Module
 from tests.rooms import PICTURE, depths, direct, draw, imports_between
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from tests.architecture.house import Module, complaints
+from tests.architecture.house import complaints
+from tests.architecture.source import Module
 
 COLLECTIVES = frozenset(
     "psum pmean pmax pmin all_gather psum_scatter all_to_all ragged_all_to_all "
@@ -48,6 +49,7 @@ def test_every_collective_is_caught(name):
         ("import jax\nl = jax.lax\nl.psum(x, 'rows')", True),
         ("from jax.lax import *", True),
         ("from jax import lax\nlax.pbroadcast(x, 'rows', 0)", True),
+        ("import jax\nlax: object = jax.lax\nlax.all_gather(x, 'rows')", True),
     ],
 )
 def test_a_collective_is_caught_under_any_name(source, caught):

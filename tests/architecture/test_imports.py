@@ -1,27 +1,39 @@
 """The import direction, and no cycles."""
 
+import functools
 import graphlib
 
 import pytest
 
-from tests.architecture.house import BELOW, Module, complaints, package_modules, room_of, rooms_below
+from tests.architecture.house import BELOW, ROOT, complaints, package_modules, rooms_below
+from tests.architecture.source import Module, room_of
+
+
+@functools.cache
+def beside_weft() -> frozenset[str]:
+    """What else the repository has to import: tests, benchmarks, examples."""
+    return frozenset(folder.name for folder in ROOT.iterdir() if any(folder.glob("*.py"))) - {"weft"}
 
 
 def wrong_directions(module: Module) -> list[str]:
-    """Rooms nobody knows, and imports of a room that does not stand below."""
+    """Rooms nobody knows, and imports of a room that does not stand below; uses of one that another import brought."""
     if module.room not in BELOW:
         return [f"{module.name}: unknown room `{module.room}`; fix: move it into one of {', '.join(BELOW)}"]
-    complaints = []
-    for imported in module.imports:
-        if imported.name.split(".")[0] != "weft":
+    found = {}
+    for line, name in module.mentions:
+        target = room_of(name)
+        if name.split(".")[0] in beside_weft():
+            found.setdefault(
+                name.split(".")[0], f"{module.name}:{line} imports {name}, which is not installed with weft"
+            )
+        if name.split(".")[0] != "weft":
             continue
-        target = room_of(imported.name)
         if target not in BELOW:  # `from weft import Tensor` is a name of weft/__init__.py
             target = "__init__"
         if target not in rooms_below(module.room):
             fact = f"`{target}` does not stand below `{module.room}`"
-            complaints.append(f"{module.name}:{imported.line} imports {imported.name}, but {fact}")
-    return complaints
+            found.setdefault(target, f"{module.name}:{line} imports {name}, but {fact}")
+    return list(found.values())
 
 
 def import_cycle(modules: list[Module]) -> list[str]:
@@ -94,6 +106,15 @@ def test_the_front_door_may_import_every_room():
         ("weft.ops.einsum", "from weft import Tensor"),
         ("weft.ops.einsum", "from weft import *"),
         ("weft.ops.einsum", "from weft.utils import helper"),
+        ("weft.nn.linear", "import weft.tensor\ncost = weft.plan.cost"),
+        ("weft.nn.linear", "import importlib\ncost = importlib.import_module('..plan.cost', __package__)"),
+        ("weft.nn.linear", "from importlib import import_module\ncost = import_module('..plan.cost', 'weft.nn')"),
+        ("weft.nn.linear", "from tests.environment import X"),
+        (
+            "weft.spmd.border",
+            "import importlib\ntrace = importlib.import_module('..program.trace', package=__package__)",
+        ),
+        ("weft.nn.linear", "from benchmarks import turns"),
     ],
 )
 def test_an_import_from_above_is_caught(name, source):

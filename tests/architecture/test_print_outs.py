@@ -4,13 +4,10 @@ import ast
 
 import pytest
 
-from tests.architecture.house import Module, complaints
+from tests.architecture.house import complaints
+from tests.architecture.source import Module
+from tests.architecture.texts import SEARCHES, STRIPS, TAKES_APART, is_of_others, texts_taken_apart, values_printed
 
-TAKES_APART = frozenset(
-    "split rsplit partition rpartition splitlines startswith endswith removeprefix removesuffix".split()
-)
-SEARCHES = frozenset("find rfind index rindex strip lstrip rstrip replace".split())
-READS_FILES = frozenset("compat errors small_files dtypes primitives kernels interop data".split())  # and the like
 # Modules that take texts apart, and whose texts these are: never what we print ourselves.
 READS_TEXT = {
     "weft.program.source": "the user's source, and Python's names of files and functions",
@@ -28,19 +25,24 @@ READS_TEXT = {
     "weft.plan.hardware_file": "units at the end of keys that the user writes",
     "weft.plan.this_machine": "what the system says of itself, and how far a process of ours is",
     "weft.plan.page": "the page's template",
-    "weft.train.stores": "errors of Orbax and TensorStore",
-    "weft.train.cloud_store": "errors of TensorStore, and the names of objects",
-    "weft.train.processes": "errors of `jax.distributed`",
+}
+
+
+# Modules that print a value of theirs, or of Python's, and may take that apart: a text is all that it is.
+READS_ITSELF = {
+    "weft.data.remote": "addresses of files, as people write them",
+    "weft.errors": "how Python writes a letter that cannot be shown",
 }
 
 
 def parsed_texts(module: Module) -> list[str]:
-    """Texts that are taken apart in program or plan, where a module does not say whose texts these are.
-
-    Anywhere but where files are read, what `str`, `repr` or an f-string just made of a value.
-    """
+    """What was just printed of a value and is taken apart; in program and plan any text that is not someone else's."""
     fix = "carry a value instead of our own print-out; texts of others: add the module to READS_TEXT with the reason"
-    lines = [] if module.room in READS_FILES else print_outs_taken_apart(module)
+    lines = []
+    for node in module.nodes if module.name not in READS_ITSELF else ():
+        values = [value for text in texts_taken_apart(module, node) for value in values_printed(module, text)]
+        if any(not is_of_others(module, value) for value in values):
+            lines.append(node.lineno)
     if module.room in ("program", "plan") and module.name not in READS_TEXT:
         lines += [imported.line for imported in module.imports if imported.name.split(".")[0] == "re"]
         lines += [getattr(node, "lineno", 0) for node in module.nodes if takes_text_apart(node)]
@@ -56,55 +58,14 @@ def takes_text_apart(node: ast.AST) -> bool:
             return not isinstance(owner, ast.Constant)
         case ast.Call(func=ast.Attribute(attr="replace"), args=[ast.Constant(), ast.Constant(value="")]):
             return True
-        case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str(part))]) if name in SEARCHES:
+        case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str(part)), *_]) if (
+            name in SEARCHES | STRIPS
+        ):
             return not part.isidentifier()  # `dims.find("batch")`
         case ast.Compare(left=ast.Constant(value=str()), comparators=[ast.Attribute(attr=name)]):
             return name in ("text", "type") and isinstance(node.ops[0], ast.In | ast.NotIn)
         case ast.Subscript(value=ast.Attribute(attr=name), slice=ast.Slice()):
             return name in ("text", "type")
-    return False
-
-
-def print_outs_taken_apart(module: Module) -> list[int]:
-    """Where a module takes apart what it just printed, in an expression or by way of a variable."""
-    lines = []
-    functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for scope in (*functions, module.tree):
-        printed = {
-            target.id
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign) and is_print_out(node.value) and scope is not module.tree
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(scope):
-            match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=[_, *texts]):
-                    pass
-                case ast.Call(func=ast.Attribute(attr="highlight_regex" | "highlight_words")):  # Rich's, on a print-out
-                    texts = [ast.Call(ast.Name("str"), [ast.Name("text")], [])]
-                case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in TAKES_APART | SEARCHES - {
-                    "replace"
-                }:
-                    texts = [text]
-                case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[text]):
-                    texts = [text]
-                case _:
-                    continue
-            if any(is_print_out(text) or (isinstance(text, ast.Name) and text.id in printed) for text in texts):
-                lines.append(node.lineno)
-    return lines
-
-
-def is_print_out(node: ast.AST) -> bool:
-    """Whether this makes a text of one value, which is no error: `str(x)`, `f"{x}"`, `x.__str__()`."""
-    match node:
-        case ast.Call(func=ast.Name(id="str" | "repr" | "format"), args=[value, *_]):
-            return "error" not in ast.unparse(value)
-        case ast.Call(func=ast.Attribute(attr="__str__" | "__repr__")):
-            return True
-        case ast.JoinedStr(values=[ast.FormattedValue(value=value)]):
-            return "error" not in ast.unparse(value)
     return False
 
 
@@ -145,6 +106,78 @@ def test_every_module_keeps_it():
         ("weft.spmd.step", "rules = str(layout).split(',')", True),
         ("weft.ops.reduce", "name = repr(x).partition('[')[2]", True),
         ("weft.data.remote", "scheme = str(path).partition('://')[0]", False),
+        ("weft.program.work", "hits = str(jaxpr).count('all_gather')", True),
+        ("weft.cli.show", "lines = program.show().splitlines()", True),
+        ("weft.cli.show", "first = program.text().split('\\n')[0]", True),
+        (
+            "weft.cli.show",
+            "def f():\n    text = program.text(lines=False)\n    return [l for l in text.splitlines() if l]",
+            True,
+        ),
+        ("weft.interop.saving", "dims = str(x.dims).split()", True),
+        ("weft.data.images", "sizes = str(x.dims).split()", True),
+        ("weft.data.images", "def f(x):\n    text = repr(x)\n    return text.split('[')[1]", True),
+        ("weft.interop.mapping", "axes = f'{layout}'.split(',')", True),
+        ("weft.train.config", "rows = ledger.table().splitlines()", True),
+        ("weft.train.foresight", "text = '{}'.format(plan)\nseconds = text.split()[0]", True),
+        ("weft.train.foresight", "def f():\n    text = '{}'.format(plan)\n    return text.split()[0]", True),
+        ("weft.train.foresight", "def f():\n    text = '%s' % plan\n    return text.partition(' ')[0]", True),
+        ("weft.train.foresight", "def f():\n    return (str(plan) + '').splitlines()", True),
+        ("weft.train.foresight", "def f():\n    return str(plan).lower().split()", True),
+        ("weft.train.foresight", "def f():\n    if (text := str(plan)).startswith('a step'): return text", True),
+        ("weft.train.foresight", "def f():\n    text: str = str(plan)\n    return text.split()", True),
+        ("weft.train.foresight", "def f():\n    a, b = str(plan), 1\n    return a.split()", True),
+        ("weft.train.foresight", "seconds = str(plan)[8:12]", True),
+        (
+            "weft.train.foresight",
+            "NUMBER = re.compile('[0-9]+')\ndef f(plan):\n    return NUMBER.findall(str(plan))",
+            True,
+        ),
+        ("weft.train.foresight", "def f(plan):\n    return re.sub(' +', ' ', plan.table())", True),
+        ("weft.train.foresight", "def f(plan):\n    return str(plan).count('all_reduce')", True),
+        ("weft.train.foresight", "def f(plan):\n    return 'does not fit' in plan.table()", True),
+        (
+            "weft.train.foresight",
+            "with io.StringIO() as out, redirect_stdout(out):\n    print(plan)\nlines = out.getvalue().splitlines()",
+            True,
+        ),
+        ("weft.train.foresight", "def f(plan):\n    return json.loads(plan.to_json())['seconds']", True),
+        (
+            "weft.cli.plan",
+            "def f(ledger):\n    shown = ledger.printed()\n    return [p.text.split()[0] for p in shown]",
+            True,
+        ),
+        ("weft.spmd.place", "sizes = [int(s) for s in mesh.describe().split()]", True),
+        ("weft.models.stack", "rules = str(x.layout).replace('params.', '')", True),
+        ("weft.cli.search", "layout = ranked.text.split()[0]", True),
+        ("weft.cli.search", "def f(ranked):\n    words = ranked.text\n    return words.split()[0]", True),
+        ("weft.train.log", "text = str(spike)\nstep = int(text.split()[1])", True),
+        (
+            "weft.cli.show",
+            "def show(program):\n    lines = program.text().splitlines()\n    return [l for l in lines if '>>' in l]",
+            True,
+        ),
+        ("weft.cli.show", "def show(ledger):\n    header, *rows = ledger.table().split('\\n')\n    return rows", True),
+        ("weft.cli.plan", "def f(plan):\n    data = json.loads(plan.to_json())\n    return data['seconds']", True),
+        ("weft.cli.plan", "def f(plan):\n    out = plan.to_json()\n    return json.loads(out)", True),
+        ("weft.train.checks", "def f(layout):\n    return str(layout) == 'batch:rows'", True),
+        ("weft.interop.saving", "def f(x):\n    return tuple(str(x.dims).split(' '))", True),
+        ("weft.interop.saving", "def f(x):\n    description = f'{x!r}'\n    return description.split('[')[0]", True),
+        ("weft.interop.saving", "def f(tensor):\n    return re.findall(r'(\\w+)=(\\d+)', str(tensor))", True),
+        ("weft.data.images", "def f(batch):\n    return [str(dim).split('=')[0] for dim in batch.dims]", True),
+        ("weft.data.lm", "def f(x):\n    shown = repr(x.dims)\n    return shown.partition('=')[2]", True),
+        ("weft.nn.attention", "def f(x):\n    if str(x.layout).count('+') > 1: raise E", True),
+        ("weft.nn.attention", "def f(mask):\n    return str(mask) != 'Mask()'", True),
+        (
+            "weft.spmd.border",
+            "_SIZES = re.compile('[0-9]+')\ndef f(mesh):\n    return [int(n) for n in _SIZES.findall(str(mesh))]",
+            True,
+        ),
+        ("weft.spmd.border", "def f(mesh):\n    return mesh.describe().splitlines()[0]", True),
+        ("weft.plan.compile", "def f(line):\n    return line.text.split('  ')", True),
+        ("weft.program.lines", "def f(line):\n    return line.text.startswith('>>')", True),
+        ("weft.cli.terminal", "def f(printed):\n    return printed.text.split('  ')", True),
+        ("weft.cli.terminal", "def f(lines):\n    return [line.text.lstrip(' >') for line in lines]", True),
     ],
 )
 def test_a_parsed_print_out_is_caught(name, source, caught):
