@@ -85,7 +85,7 @@ types: $(STAMP) ## mypy on weft/
 	$(BIN)/mypy
 
 architecture: $(STAMP) ## the import direction and the size of the rooms
-	$(BIN)/pytest tests/test_architecture.py
+	$(BIN)/pytest tests/architecture
 
 format: $(STAMP) ## sort the imports and format every Python file
 	$(BIN)/ruff check --fix-only --quiet --select I .

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.test_architecture import Module, package_modules, room_of
+from tests.architecture.house import package_modules
+from tests.architecture.source import Module, room_of
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "rooms.svg"
 _HIDDEN = ("__init__", "__main__")  # the front doors, which may import all

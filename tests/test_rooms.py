@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from tests.architecture.house import BELOW, package_modules
+from tests.architecture.source import Module
 from tests.rooms import PICTURE, depths, direct, draw, imports_between
-from tests.test_architecture import BELOW, Module, package_modules
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

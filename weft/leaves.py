@@ -1,16 +1,18 @@
 """What a leaf of a tree is: data, trained data, or a part of the program.
 
-Asked here, and nowhere else. Imports tensors. Data are tensors, arrays (keys too) and Python's numbers: they are
-traced. All else is static: None, booleans, text, functions, dtypes.
+Asked here, and nowhere else. Imports dims and tensors. Data are tensors, arrays (keys too) and Python's numbers: they
+are traced. All else is static: None, booleans, text, functions, dtypes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .dims import Dim
 from .errors import TensorError
-from .tensor import is_tensor
+from .tensor import Tensor, is_tensor, make
 
 
 def is_array(leaf: Any) -> bool:
@@ -35,9 +37,22 @@ def is_trained(leaf: Any) -> bool:
     return isinstance(leaf, float | complex) if is_number(leaf) else jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
+def is_stored(leaf: Any) -> bool:
+    """Whether a leaf lies by rules of its own: `params.` rules, or `optimizer.`."""
+    return is_tensor(leaf) and leaf.kind.store is not None
+
+
 def array_of(leaf: Any) -> Any:
     """The array of a leaf, which may be a tensor."""
     return leaf.raw if is_tensor(leaf) else leaf
+
+
+def with_array(x: Tensor, array: Any, dims: Sequence[Dim] | None = None) -> Tensor:
+    """A tensor as `x` is, outside a region, of another array.
+
+    Its dims are those of `x` unless given.
+    """
+    return make(array, x.dims if dims is None else dims, None, x.kind)
 
 
 def unnamed_error(array: Any, where: str, *, by: str = "wf.tensor", more: str = "", state: str = "") -> TensorError:

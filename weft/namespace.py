@@ -84,6 +84,9 @@ def hide_modules(names: dict[str, Any], *, but: Collection[str] = ()) -> None:
             del names[name]
 
 
+_ROOMS = "rooms"  # how families name what is a room itself
+
+
 def contents(names: Mapping[str, Any], families: Mapping[str, str], *, later: Mapping[str, str] | None = None) -> str:
     """A table of contents: a room's public names under the title of their family.
 
@@ -94,13 +97,13 @@ def contents(names: Mapping[str, Any], families: Mapping[str, str], *, later: Ma
     >>> contents({"__all__": ["sum"], "sum": sum}, {"Reductions": "ops.reduce"})
     'Reductions\\n    sum'
     """
-    titles = {f"weft.{file}": title for title, files in families.items() for file in files.split()}
+    titles = {file: title for title, files in families.items() for file in files.split()}
     found: dict[str, list[str]] = {title: [] for title in families}
     for name in sorted(names["__all__"], key=lambda name: (name.lower(), name)):
         if later and name in later:
-            file = f"weft.{later[name] or 'rooms'}"
+            file = later[name] or _ROOMS
         else:
-            file = "weft.rooms" if isinstance(names[name], ModuleType) else names[name].__module__
+            file = _ROOMS if isinstance(names[name], ModuleType) else names[name].__module__.partition(".")[2]
         found[titles.get(file) or titles[file.rpartition(".")[0]]].append(name)
     return "\n\n".join(
         title + "\n" + textwrap.fill(" ".join(under), 100, initial_indent="    ", subsequent_indent="    ")

@@ -289,7 +289,7 @@ def axes_of_sum(scopes: str) -> Axes:
     return tuple(found[-1].split("+")) if found else ()
 
 
-def sent_as(scopes: str) -> str | None:
+def dtype_sent(scopes: str) -> str | None:
     """The dtype of the numbers whose bytes are sent in these scopes, if one is named."""
     found = _SENT_AS.findall(scopes)
     return found[-1] if found else None

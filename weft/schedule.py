@@ -83,9 +83,9 @@ class RingSchedule:
         """Pieces of queries and of keys that meet: `full`, `part` or `none` is seen."""
         for query in self.pieces(place):
             for key in self.pieces(self.holder(place, turn)):
-                yield query, key, self._seen(query, key)
+                yield query, key, self._share_seen(query, key)
 
-    def _seen(self, query: int, key: int) -> str:
+    def _share_seen(self, query: int, key: int) -> str:
         if not self.is_causal:
             return "full"
         size = self.own // len(self.pieces(0))

@@ -124,7 +124,7 @@ class Reporter:
 
     def _fields(self, at: int) -> dict[str, str]:
         """The numbers of the last row as text, by name."""
-        row, left = self._row, self._pace.left(at, self.steps)
+        row, left = self._row, self._pace.seconds_left(at, self.steps)
         fields = {
             "loss": f"loss {row['loss']:.3f}" if is_real(row.get("loss")) else None,
             "speed": _speed(row),
@@ -233,7 +233,7 @@ class _Pace:
             self.marks = []
         self.marks = [*self.marks[-9:], (at, time.monotonic())]
 
-    def left(self, at: int, steps: int) -> float | None:
+    def seconds_left(self, at: int, steps: int) -> float | None:
         """Seconds until the last step; None before there are two rows."""
         if len(self.marks) < 2:
             return None

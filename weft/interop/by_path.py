@@ -14,12 +14,13 @@ import numpy as np
 from ..dims import Shape
 from ..errors import RegionError, closest
 from ..layout import LayoutLike, Region, as_layout, open_region
+from ..leaves import with_array
 from ..mesh import MeshLike, as_mesh
 from ..nn import shapes
 from ..nn.freezing import map_paths, tensors_by_path
 from ..spmd.place import check_values, sharding_as_stored
 from ..spmd.together import wait_for_all
-from ..tensor import Tensor, is_tensor, make
+from ..tensor import Tensor, is_tensor
 from .files import DTYPES, SHARD_BYTES, FolderLike, Stored, Weights, WeightsError, check_free, write
 from .saving import gather_whole
 
@@ -95,7 +96,7 @@ def _read(source: Weights, path: str, x: Tensor, region: Region | None) -> Tenso
     def slice_of(index: Any) -> np.ndarray:
         return np.asarray(source.read(path, index)).astype(dtype)
 
-    return make(jax.make_array_from_callback(x.dims.sizes, sharding, slice_of), x.dims, None, x.kind)
+    return with_array(x, jax.make_array_from_callback(x.dims.sizes, sharding, slice_of))
 
 
 def _list_sizes(dims: Shape) -> str:

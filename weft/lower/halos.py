@@ -35,7 +35,7 @@ class SlidingWindow:
         """Where what each processor sees begins."""
         return [i * (self.size // ways) * self.stride - self.low for i in range(ways)]
 
-    def seen(self, ways: int) -> int:
+    def size_seen(self, ways: int) -> int:
         """How much of the dim a processor sees."""
         return (self.size // ways - 1) * self.stride + self.reach
 
@@ -49,7 +49,7 @@ class SlidingWindow:
     @property
     def pads(self) -> Pads:
         """The pads of a whole dim; what windows leave over at its end is not looked at."""
-        return self.low, max(self.seen(1) - self.low - self.dim.size, 0)
+        return self.low, max(self.size_seen(1) - self.low - self.dim.size, 0)
 
 
 def sliding_window(dim: Dim, reach: int, stride: int, dilation: int, padding: str | Pads, what: str) -> SlidingWindow:
@@ -135,7 +135,7 @@ class View:
         """`x` with the halos of its split dims; `fill` outside the dims."""
         split = [(s, self.ways(s)) for s in self.stretches if self.axes(s)]
         return with_halos(
-            x, self.meeting, [(s.dim, s.starts(n), s.seen(n), s.find_looked_at(n)) for s, n in split], fill
+            x, self.meeting, [(s.dim, s.starts(n), s.size_seen(n), s.find_looked_at(n)) for s, n in split], fill
         )
 
 

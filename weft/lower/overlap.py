@@ -153,7 +153,7 @@ class RingScatter:
     ways: int
     after: Placement
 
-    def left(self, partial: Axes) -> Axes:
+    def axes_left(self, partial: Axes) -> Axes:
         """Of the axes a product is to be summed over, those that this does not do."""
         return tuple(axis for axis in partial if axis not in self.axes)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from ..errors import TensorError, closest, public
+from ..leaves import is_stored
 from ..tensor import Tensor, is_tensor, with_kind
 from .weights import path_text
 
@@ -70,6 +71,6 @@ def _mark(model: Any, patterns: tuple[str, ...], frozen: bool) -> Any:
     chosen = match_paths(patterns, model)
 
     def mark(path: str, x: Any) -> Any:
-        return with_kind(x, frozen=frozen) if path in chosen and x.kind.store is not None else x
+        return with_kind(x, frozen=frozen) if path in chosen and is_stored(x) else x
 
     return map_paths(mark, model)

@@ -253,12 +253,13 @@ def init_whole(weight: Weight, key: Any) -> Tensor:
 
 def init_sharded(weight: Weight, key: Any, *, region: Region) -> Tensor:
     """The weight as a parameter sharded as stored; each makes its own slice."""
-    stored = region.placement(weight.stored_dims, "params" if weight.is_trained else None)
+    store = "params" if weight.is_trained else None
+    stored = region.placement(weight.stored_dims, store)
     rules = {dim.name: axes for dim, axes in zip(weight.stored_dims, stored, strict=True) if axes}
     make = _compile_sharded(_Form.of(weight), region.mesh, Layout(rules))
     values = _as_parameter(weight, make(key, weight.stddev, weight.mean, wf.zeros([], dtype="float32")))
     is_made = not isinstance(values.array, jax.core.Tracer)
-    if not is_made or not region.is_on_host(weight.stored_dims, values.kind.store):
+    if not is_made or not region.is_on_host(weight.stored_dims, store):
         return values
     return put(values, mesh=region.mesh, layout=region.layout)  # at once: the next one needs the room
 

@@ -27,7 +27,7 @@ from ..lower.recorded import bring_in, bringing, recorded_block, retrace
 from ..lower.trees import Slot, check_numbers, put_together, slot_of, take_apart
 from ..record import BRANCHES
 from ..tensor import is_tensor, make
-from .debug import known_after, only_where
+from .debug import only_where, put_after
 
 
 @recorded_block()
@@ -70,7 +70,7 @@ def _branch(chosen: Any, rows: Axes, on_true: Callable[..., Any], on_false: Call
     else:
         check_agreed(chosen, "cond", traced)
         if not avals:  # only for what it shows
-            chosen = known_after([*arrays, *(const for closed in traced for const in closed.consts)], chosen)
+            chosen = put_after([*arrays, *(const for closed in traced for const in closed.consts)], chosen)
         results = lax.cond(chosen, *(_vary_results(closed, unions) for closed in traced), *arrays)
     slots = [
         replace(a, kind=replace(a.kind, equal=a.kind.equal | b.kind.equal))

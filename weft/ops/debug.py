@@ -94,7 +94,7 @@ def _call_once(fn: Any, arrays: list[Any], region: Region | None, also_where: An
     if also_where is not None:
         is_called = jnp.logical_or(is_called, _of_any_row(also_where))
     is_called = as_varying(is_called, region.mesh.axes)
-    is_called = known_after(arrays, is_called)
+    is_called = put_after(arrays, is_called)
     lax.cond(is_called, lambda *a: jax.debug.callback(fn, *a), lambda *a: None, *arrays)
 
 
@@ -109,7 +109,7 @@ def _(axis_size: int, in_batched: list[bool], is_so: Any) -> tuple[Any, bool]:
     return _of_any_row(jnp.any(is_so, axis=0) if in_batched[0] else is_so), False
 
 
-def known_after(values: Sequence[Any], choice: Any) -> Any:
+def put_after(values: Sequence[Any], choice: Any) -> Any:
     """`choice` of a branch that shows these values, known no earlier than they.
 
     In a loop that is differentiated, JAX drops what a branch shows where it knows the choice before the values.

@@ -136,7 +136,7 @@ def _plan(
     scatter = ring_of_sum(product, result, have, partial, xs) if overlap and gather is None else None
     if scatter is None:
         return _EinsumPlan(before, product, result, gather, None, have, partial, is_float8)
-    return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.left(partial))
+    return _EinsumPlan(before, product, result, None, scatter, scatter.after, scatter.axes_left(partial))
 
 
 def _lower(plan: _EinsumPlan, xs: Sequence[Tensor], dtype: Any) -> Tensor:

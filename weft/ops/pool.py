@@ -103,7 +103,7 @@ def _reduce_windows(array: Any, start: Any, combine: Any, view: View, dims: Shap
 
 def _counts(s: SlidingWindow, view: View) -> Any:
     """How much of each window lies inside the dim."""
-    if s.low <= 0 and s.seen(1) - s.low <= s.dim.size:  # it has no pads
+    if s.low <= 0 and s.size_seen(1) - s.low <= s.dim.size:  # it has no pads
         return jnp.full(1, s.reach)
     first = (jnp.arange(view.out(s)) + first_place(view.axes(s), view.out(s))) * s.stride - s.low
     return jnp.minimum(first + s.reach, s.dim.size) - jnp.maximum(first, 0)

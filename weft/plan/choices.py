@@ -18,6 +18,7 @@ from ..dims import Dim
 from ..errors import LayoutError, closest
 from ..hints import what_makes
 from ..layout import Layout, Region
+from ..leaves import is_stored
 from ..mesh import Mesh
 from ..program import Program
 from ..tensor import is_tensor
@@ -212,7 +213,7 @@ def searched_dims(args: Any) -> Sequence[str] | None:
 def tensors_of(program: Program, args: Any) -> list[TensorDims]:
     """The tensors of a program and of its arguments, those of like dims once."""
     arguments = [leaf for leaf in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(leaf)]
-    tensors = [TensorDims(tuple(leaf.dims), leaf.kind.store is not None) for leaf in arguments]
+    tensors = [TensorDims(tuple(leaf.dims), is_stored(leaf)) for leaf in arguments]
     tensors += [TensorDims(tuple(placed.dims), False) for placed in program.tensors]
     return list(dict.fromkeys(tensors))
 

@@ -119,7 +119,7 @@ def not_finite(fn: Callable[..., Any], *args: Any) -> NotFinite:
         return _details(args, results[watched[path].result]) if path in watched else None
 
     notes = note_steps(body, arrays, note)
-    return NotFinite(tuple(filter(None, given)), tuple(search.made(spot, notes) for spot in spots), results)
+    return NotFinite(tuple(filter(None, given)), tuple(search.describe(spot, notes) for spot in spots), results)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class _Search:
 
     # Naming.
 
-    def made(self, spot: _Spot, notes: Any) -> BadOperation:
+    def describe(self, spot: _Spot, notes: Any) -> BadOperation:
         """What there is to say of a step, given the details noted of it."""
         entry, phase = self.reading.entry(spot.step.op), spot.step.phase
         note = note_at(notes, spot.path, [turn for _, turn in spot.around.turns])

@@ -14,7 +14,7 @@ from ..cells import cell, colour_axes, fold, line, quiet, table
 from ..errors import LayoutError, closest
 from ..graph import PHASES, Step, Tree, steps
 from ..layout import HOST
-from ..record import Axes, sent_as
+from ..record import Axes, dtype_sent
 from ..text import Printed, column_starts, columns, join_lines, plural, size_text
 from .reading import Reading
 from .reasons import reason
@@ -208,7 +208,7 @@ def rows_of(reading: Reading, step: Step) -> list[Row]:
             collective=step.collective,
             axes=axes,
             dims=_dims(reading, step, math.prod(aval.shape)),
-            dtype=sent_as(step.scopes) or str(aval.dtype),
+            dtype=dtype_sent(step.scopes) or str(aval.dtype),
             bytes=math.prod(aval.shape) * aval.dtype.itemsize,
             count=step.count,
             phase=step.phase,

@@ -56,11 +56,14 @@ def sharding_of(dims: Shape, store: str | None, region: Region, mesh: Any = None
     )
 
 
-def sharding_as_stored(x: Tensor, region: Region | None) -> Sharding:
-    """The sharding of a tensor as a layout stores it, or on the first device."""
+def sharding_as_stored(x: Tensor, region: Region | None, dims: Shape | None = None) -> Sharding:
+    """The sharding of a tensor as a layout stores it, or on the first device.
+
+    Of one of other dims, where they are given.
+    """
     if region is None:
         return SingleDeviceSharding(jax.devices()[0])
-    return sharding_of(x.dims, x.kind.store, region)
+    return sharding_of(x.dims if dims is None else dims, x.kind.store, region)
 
 
 def memory_kind(is_on_host: bool, mesh: Any) -> str | None:

@@ -13,11 +13,12 @@ from ..compat import to_device
 from ..dims import Shape
 from ..errors import closest
 from ..layout import Layout, Region
+from ..leaves import with_array
 from ..mesh import Mesh
 from ..nn.freezing import tensors_by_path
 from ..nn.weights import STACKED
-from ..spmd.place import sharding_of
-from ..tensor import Tensor, make
+from ..spmd.place import sharding_as_stored
+from ..tensor import Tensor
 from .config import CONFIG, ConfigError, RunConfig
 from .runs import Run
 from .step import first_model, new_model, prepare_model, refill
@@ -93,5 +94,5 @@ def _restack(x: Tensor, want: Shape, region: Region) -> Tensor:
         flat = to_device(array).reshape(-1, *rest)[:count]
         return jnp.pad(flat, [(0, count - len(flat)), *([(0, 0)] * len(rest))]).reshape(want.sizes)
 
-    sharding = sharding_of(want, x.kind.store, region)
-    return make(jax.jit(cut, out_shardings=sharding)(x.array), want, None, x.kind)
+    sharding = sharding_as_stored(x, region, want)
+    return with_array(x, jax.jit(cut, out_shardings=sharding)(x.array), want)

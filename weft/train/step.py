@@ -18,12 +18,12 @@ from .. import ops as wf
 from ..data.preferences import SIDES
 from ..dims import Dim
 from ..layout import Layout
-from ..leaves import array_of
+from ..leaves import array_of, with_array
 from ..mesh import Mesh
 from ..nn.weights import path_text
 from ..spmd import train_step
 from ..spmd.step import TrainState, TrainStep
-from ..tensor import Tensor, is_tensor, make, tensor
+from ..tensor import Tensor, is_tensor, tensor
 from .config import RunConfig
 from .optimizers import optimizer
 from .own.model import OwnModel, weight_of
@@ -230,7 +230,7 @@ def refill(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The tree with other arrays at its paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     new = [
-        make(arrays[path_text(path)], leaf.dims, None, leaf.kind) if is_tensor(leaf) else arrays[path_text(path)]
+        with_array(leaf, arrays[path_text(path)]) if is_tensor(leaf) else arrays[path_text(path)]
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, new)

@@ -133,11 +133,11 @@ class OwnCall:
 
     def __call__(self, *args: Any) -> Any:
         """What the function gives of `args` and the options."""
-        call = self._bound(*args)
+        call = self._bind(*args)
         with users_code(f"`{self.name}` failed while it was called", f"in `{self.table}`"):
             return call()
 
-    def _bound(self, *args: Any) -> Callable[[], Any]:
+    def _bind(self, *args: Any) -> Callable[[], Any]:
         state = f"{self.table}.call: {self.name}"
         module = import_file(self.file, short_path(str(self.file)), state=state, at=self.at)
         function = find_function(module, self.function, state=state, at=self.at)
