@@ -13,13 +13,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.environment import COMPILES_FAST
+from tests.environment import SETTINGS
 from weft.plan import this_machine
 
 DURATIONS = Path(__file__).parent / "durations.json"
 MOST_IN_SMOKE = 4  # seconds of a file
-XLA_FLAGS = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), COMPILES_FAST.get("XLA_FLAGS")]))
-os.environ.update(COMPILES_FAST, **({"XLA_FLAGS": XLA_FLAGS} if XLA_FLAGS else {}))
+os.environ.update(SETTINGS, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {SETTINGS['XLA_FLAGS']}".strip())
 gc.set_threshold(50_000, 20, 50)  # what is traced lives long: looking for cycles in it took 6 % of the time
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)

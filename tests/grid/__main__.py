@@ -9,9 +9,9 @@ import sys
 import time
 from collections import Counter
 
-from tests.environment import COMPILES_FAST
+from tests.environment import SETTINGS
 
-os.environ.update(COMPILES_FAST)
+os.environ.update(SETTINGS)
 
 import jax
 
